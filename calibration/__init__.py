@@ -1,0 +1,1 @@
+"""Measured inputs of treeopt: prompts, recipes, traces, tables and the demo heads."""

@@ -1,0 +1,6 @@
+"""``python -m treeopt``."""
+
+from treeopt.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="treeopt")

@@ -1,0 +1,1 @@
+"""Calibration: the target's own text, then the rank every head gives each token of it."""

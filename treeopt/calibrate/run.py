@@ -1,0 +1,176 @@
+"""Calibration from prompts to a trace, in two phases that both resume."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from treeopt.calibrate.continuations import Continuation, continue_prompts, dataset_continuations
+from treeopt.calibrate.observe import batches, observe_ranks
+from treeopt.calibrate.store import DocumentStore
+from treeopt.errors import TraceError
+from treeopt.heads.medusa import MedusaHeads
+from treeopt.progress import Progress
+from treeopt.prompts import Prompt, evenly, prompts_hash
+from treeopt.targets.forward import Forward
+from treeopt.targets.loading import LoadedTarget, fingerprint
+from treeopt.trace import RankTrace
+from treeopt.version import __version__
+
+__all__ = ["CalibrationSettings", "auto_batch_size", "calibrate", "spread"]
+
+MAX_BATCH_SIZE = 64
+TYPICAL_PROMPT = 128  # tokens
+OBSERVED_TOKENS = 4096  # padded tokens of one teacher-forced forward
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSettings:
+    """How a calibration is run.
+
+    Attributes
+    ----------
+    continuations : {'generated', 'dataset'}
+        Text of the target's own, or the replies in the prompt file.
+    max_new_tokens : int
+        Most tokens of one document.
+    batch_size : int
+        Prompts continued together.
+    seed : int
+        Of the bootstrap that prints intervals; everything else is deterministic.
+    """
+
+    continuations: str = "generated"
+    max_new_tokens: int = 128
+    batch_size: int = 32
+    seed: int = 0
+
+
+def calibrate(
+    target: LoadedTarget,
+    heads: MedusaHeads,
+    prompts: Sequence[Prompt],
+    output: Path,
+    settings: CalibrationSettings,
+    *,
+    heads_name: str = "",
+) -> RankTrace:
+    """Record every head's rank of every token that follows the prompts, and write the trace to `output`.
+
+    Finished documents are kept in ``<output>.partial/`` until the trace is written, so that an interrupted run goes on
+    where it was.
+
+    Parameters
+    ----------
+    target : LoadedTarget
+    heads : MedusaHeads
+    prompts : sequence of Prompt
+    output : Path
+        The `.safetensors` file.
+    settings : CalibrationSettings
+    heads_name : str
+        Where the heads came from, for the metadata.
+
+    Raises
+    ------
+    TraceError
+        If a partial run with other settings is in the way, or no head sees a token.
+    """
+    work = output.with_name(output.name + ".partial")
+    if settings.continuations == "dataset":
+        documents = dataset_continuations(target, prompts, max_new_tokens=settings.max_new_tokens)
+    else:
+        documents = continue_prompts(
+            target,
+            prompts,
+            work / "continuations.jsonl",
+            max_new_tokens=settings.max_new_tokens,
+            batch_size=settings.batch_size,
+        )
+    metadata = _metadata(target, heads, prompts, settings, heads_name)
+    ranks = _observe_all(target, heads, documents, work / "ranks.jsonl", metadata)
+    trace = assemble(documents, ranks, heads.num_heads, metadata)
+    trace.write(output)
+    shutil.rmtree(work, ignore_errors=True)
+    return trace
+
+
+def assemble(
+    documents: Sequence[Continuation], ranks: dict[str, list[list[int]]], num_heads: int, metadata: dict[str, str]
+) -> RankTrace:
+    """Join the documents' ranks, in the order of the documents, into one trace."""
+    rows = [np.array(ranks[d.prompt_id], dtype=np.int32).reshape(-1, num_heads) for d in documents]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    domains = [d.domain or "" for d in documents] if any(d.domain for d in documents) else None
+    trace = RankTrace(np.concatenate(rows), offsets, domains, metadata)
+    if not (trace.ranks >= 0).any(axis=0).all():
+        raise TraceError("the last head saw no token: the continuations are too short; raise --max-new-tokens")
+    return trace
+
+
+def spread(prompts: Sequence[Prompt], settings: CalibrationSettings, max_tokens: int | None) -> list[Prompt]:
+    """Choose prompts, evenly over the file, so that all their continuations hold at most `max_tokens` tokens."""
+    if max_tokens is None:
+        return list(prompts)
+    return evenly(prompts, max(1, max_tokens // settings.max_new_tokens))
+
+
+def auto_batch_size(model: PreTrainedModel, max_new_tokens: int) -> int:
+    """Return how many rows fit in a quarter of the free memory of a GPU, or in 1 GiB of a CPU's, at most 64.
+
+    Beyond that the products are no longer bound by reading the weights, and a larger batch gains little.
+    """
+    config: Any = model.config.get_text_config()
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    token_bytes: int = 2 * config.num_hidden_layers * kv_heads * head_dim * model.dtype.itemsize
+    room = torch.cuda.mem_get_info(model.device)[0] // 4 if model.device.type == "cuda" else 1 << 30
+    return max(1, min(MAX_BATCH_SIZE, room // (token_bytes * (max_new_tokens + TYPICAL_PROMPT))))
+
+
+def _observe_all(
+    target: LoadedTarget,
+    heads: MedusaHeads,
+    documents: Sequence[Continuation],
+    store: Path,
+    metadata: dict[str, str],
+) -> dict[str, list[list[int]]]:
+    forward = Forward(target.model)
+    with DocumentStore(store, metadata) as kept, torch.inference_mode():
+        waiting = [document for document in documents if document.prompt_id not in kept.done]
+        done = len(documents) - len(waiting)
+        with Progress("ranks", total=len(documents), done=done) as progress:
+            for batch in batches(waiting, OBSERVED_TOKENS):
+                for document, ranks in zip(batch, observe_ranks(forward, heads, batch)):
+                    kept.append(document.prompt_id, ranks)
+                progress.add(documents=len(batch), tokens=sum(len(document.tokens) for document in batch))
+        return kept.done
+
+
+def _metadata(
+    target: LoadedTarget,
+    heads: MedusaHeads,
+    prompts: Sequence[Prompt],
+    settings: CalibrationSettings,
+    heads_name: str,
+) -> dict[str, str]:
+    return {
+        "target": target.name,
+        "target_hash": fingerprint(target.model),
+        "heads": heads_name,
+        "heads_hash": fingerprint(heads),
+        "prompts_hash": "sha256:" + prompts_hash(prompts),
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "continuations": settings.continuations,
+        "max_new_tokens": str(settings.max_new_tokens),
+        "seed": str(settings.seed),
+        "acceptance_rule": "greedy",
+        "treeopt": __version__,
+    }

@@ -1,0 +1,79 @@
+"""treeopt calibrate: prompts in, a trace of ranks out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from treeopt.cli.build import LAST_CALIBRATION
+from treeopt.cli.options import load_models, prompts_path, require_torch, seed_option, target_options
+
+__all__ = ["calibrate"]
+
+
+@click.command()
+@target_options
+@click.option(
+    "--prompts", "prompt_files", multiple=True, type=click.Path(dir_okay=False),
+    help="Prompt file: .jsonl, ShareGPT .json or .txt; may be repeated.  [default: the bundled chat prompts]",
+)  # fmt: skip
+@click.option("--split", default="calibration", show_default=True, help="Prompts of this split; all if none is stated.")
+@click.option(
+    "--continuations", type=click.Choice(["generated", "dataset"]), default="generated", show_default=True,
+    help="Text of the target's own, or the replies in the prompt file.",
+)  # fmt: skip
+@click.option("--max-new-tokens", default=128, show_default=True, type=click.IntRange(2), help="Most tokens a prompt.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Most tokens in all: prompts are left out evenly.")
+@click.option("--batch-size", default="auto", show_default=True, help="Prompts continued together, or auto.")
+@seed_option
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+@click.option("-o", "--output", default="trace.safetensors", show_default=True, type=click.Path(dir_okay=False))
+def calibrate(
+    target: str,
+    heads_name: str | None,
+    device: str,
+    dtype: str,
+    prompt_files: tuple[str, ...],
+    split: str,
+    continuations: str,
+    max_new_tokens: int,
+    max_tokens: int | None,
+    batch_size: str,
+    seed: int,
+    as_json: bool,
+    output: str,
+) -> None:
+    """Run target and heads once and record every head's rank of every true token.
+
+    First the target continues the prompts greedily; then one pass over each document counts ranks. Both phases keep
+    finished documents in OUTPUT.partial/, so that an interrupted run goes on where it was.
+
+    \b
+    Example:
+        treeopt calibrate --target demo -o trace.safetensors
+    """
+    require_torch("treeopt calibrate")
+    from treeopt.calibrate.run import CalibrationSettings, auto_batch_size, spread
+    from treeopt.calibrate.run import calibrate as run
+    from treeopt.files import cache_directory, replacing
+    from treeopt.prompts import read_prompt_files
+    from treeopt.show import describe_trace, head_rows
+
+    prompts = read_prompt_files(prompts_path(prompt_files), split=split)
+    loaded, heads, name = load_models(target, heads_name, device, dtype)
+    size = auto_batch_size(loaded.model, max_new_tokens) if batch_size == "auto" else _whole(batch_size)
+    settings = CalibrationSettings(continuations, max_new_tokens, size, seed)
+    chosen = spread(prompts, settings, max_tokens)
+    trace = run(loaded, heads, chosen, Path(output), settings, heads_name=name)
+    with replacing(cache_directory() / LAST_CALIBRATION) as pointer:
+        pointer.write_text(str(Path(output).resolve()), encoding="utf8")
+    click.echo(json.dumps(head_rows(trace, seed=seed)) if as_json else describe_trace(trace, seed=seed))
+    click.echo(f"written to {output}", err=True)
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise click.BadParameter(f"{text!r} is neither auto nor a whole number from 1", param_hint="--batch-size")
+    return int(text)

@@ -1,0 +1,81 @@
+"""Options that several commands share, and what they resolve to."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from treeopt.bundled import DEMO_HEADS, DEMO_PROMPTS, calibration_path
+from treeopt.errors import HeadsError, MissingExtraError
+
+if TYPE_CHECKING:
+    from treeopt.heads import MedusaHeads
+    from treeopt.targets.loading import LoadedTarget
+
+__all__ = ["heads_path", "load_models", "prompts_path", "require_torch", "seed_option", "target_options"]
+
+TORCH_SIDE = ("torch", "transformers", "gguf", "tqdm")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def target_options(command: Command) -> Command:
+    """Add --target, --heads, --device and --dtype."""
+    for option in reversed(
+        [
+            click.option(
+                "--target", default="demo", show_default=True, metavar="PATH_OR_ID",
+                help="A Hugging Face directory or hub id; demo is SmolLM2-135M-Instruct, fetched once.",
+            ),
+            click.option(
+                "--heads", "heads_name", metavar="PATH", help="Medusa heads of the target.  [default: the demo target's]"
+            ),
+            click.option(
+                "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, …; auto is cuda if there is one."
+            ),
+            click.option(
+                "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",
+                show_default=True, help="auto is float32 on a CPU, the checkpoint's own on a GPU.",
+            ),
+        ]
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+seed_option = click.option("--seed", default=0, show_default=True, help="Seed of the bootstrap intervals.")
+
+
+def require_torch(command: str) -> None:
+    """Raise MissingExtraError, which names the pip command, unless the torch extra is installed."""
+    for module in TORCH_SIDE:
+        if importlib.util.find_spec(module) is None:
+            raise MissingExtraError(command, module)
+
+
+def heads_path(target: str, heads: str | None) -> Path:
+    """Return where the heads are: the given path, or the bundled ones of the demo target."""
+    if heads is not None:
+        return Path(heads)
+    if target == "demo":
+        return calibration_path(DEMO_HEADS)
+    raise HeadsError(f"`--target {target}` needs --heads; give its Medusa heads, or train some with treeopt train")
+
+
+def load_models(target: str, heads: str | None, device: str, dtype: str) -> tuple[LoadedTarget, MedusaHeads, str]:
+    """Load target and heads; also return the heads' name for metadata."""
+    from treeopt.heads import MedusaHeads
+    from treeopt.targets.loading import load_target
+
+    where = heads_path(target, heads)  # first: it costs nothing and may fail
+    loaded = load_target(target, device=device, dtype=dtype)
+    return loaded, MedusaHeads.load(where, loaded.model), heads or "demo"
+
+
+def prompts_path(given: Sequence[str]) -> list[Path]:
+    """Return the given prompt files, or the bundled one."""
+    return [Path(name) for name in given] or [calibration_path(DEMO_PROMPTS)]

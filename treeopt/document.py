@@ -1,0 +1,252 @@
+"""The tree file: one JSON document with everything a decoder needs, in canonical bytes.
+
+Equal trees give equal files: keys in a fixed order, floats in their shortest form, one key a line. Reading refuses what
+a careless writer produces, each defect with its own error, and checks every derived array against the paths.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from treeopt.buffers import TreeBuffers
+from treeopt.errors import ConstraintError, DocumentError, TreeError
+from treeopt.files import replacing
+from treeopt.optimize.built import BuiltTree, Constraints
+from treeopt.tree import DraftTree
+
+__all__ = ["SCHEMA", "from_json", "read_tree", "to_bytes", "write_tree"]
+
+SCHEMA = "treeopt.tree/1"
+MAX_BYTES = 64 << 20
+MAX_DENSE_NODES = 512  # above, the mask is written packed only: a dense one of 4,681 nodes is 44 MB of text
+TOLERANCE = 1e-9  # between a stated E[L] and the sum of the stated probabilities
+
+STRUCTURE = ("num_nodes", "max_depth", "paths", "parents", "depths", "ranks", "position_ids")
+MASKS = ("attention_mask", "packed_mask", "retrieve", "retrieve_valid")
+VALUES = ("expected_accepted", "tokens_per_step", "path_probabilities", "added", "curve")
+KEYS = ("schema", *STRUCTURE, *MASKS, *VALUES, "constraints", "certificate", "provenance")
+CONSTRAINT_KEYS = ("num_nodes", "max_depth", "max_rank")
+CERTIFICATE_KEYS = ("last_included", "first_excluded", "unconstrained_expected_accepted", "caps_bind")
+
+
+def to_bytes(built: BuiltTree) -> bytes:
+    """Return the file of a tree as bytes, UTF-8 JSON with a line end."""
+    rows = [f"  {json.dumps(key)}: {_compact(value)}" for key, value in _fields(built).items()]
+    return ("{\n" + ",\n".join(rows) + "\n}\n").encode()
+
+
+def write_tree(built: BuiltTree, path: str | Path) -> None:
+    """Write a tree file; an interruption leaves the old one whole.
+
+    Parameters
+    ----------
+    built : BuiltTree
+    path : str or Path
+    """
+    with replacing(Path(path)) as temporary:
+        temporary.write_bytes(to_bytes(built))
+
+
+def read_tree(path: str | Path) -> BuiltTree:
+    """Read a tree file and check it.
+
+    Raises
+    ------
+    DocumentError
+        If the file is too large, no JSON, has repeated or unknown or missing keys, holds NaN or infinity, or one of
+        its arrays contradicts its paths.
+    TreeError
+        If its paths are no tree.
+    """
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise DocumentError(f"`{path}` has {size} bytes; a tree file has at most {MAX_BYTES}")
+        data = _parse(path.read_text(encoding="utf8"))
+        return from_json(data)
+    except OSError as error:
+        raise DocumentError(f"`{path}` cannot be read: {error.strerror}; make one with treeopt build") from error
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"`{path}` is not UTF-8 text; make a tree file with treeopt build") from error
+    except (DocumentError, TreeError) as error:
+        raise type(error)(f"`{path}`: {error}") from error
+
+
+def from_json(data: Any) -> BuiltTree:
+    """Build from parsed JSON; see `read_tree`."""
+    _check_keys(data)
+    tree = DraftTree.from_paths(_paths(data))
+    constraints = _constraints(data["constraints"])
+    certificate = _object(data, "certificate", CERTIFICATE_KEYS)
+    provenance = data["provenance"]
+    if not isinstance(provenance, dict) or not all(isinstance(value, str) for value in provenance.values()):
+        raise DocumentError("`provenance` must map text to text")
+    built = BuiltTree(
+        tree=tree,
+        path_probabilities=_probabilities(data, tree),
+        added=_permutation(data, tree),
+        constraints=constraints,
+        first_excluded=_number(certificate, "first_excluded"),
+        unconstrained=_number(certificate, "unconstrained_expected_accepted"),
+        provenance=provenance,
+    )
+    _check_derived(data, built)
+    return built
+
+
+def _fields(built: BuiltTree) -> dict[str, Any]:
+    tree, buffers = built.tree, TreeBuffers.of(built.tree)
+    dense = tree.num_nodes <= MAX_DENSE_NODES
+    limits = built.constraints
+    return {
+        "schema": SCHEMA,
+        "num_nodes": tree.num_nodes,
+        "max_depth": tree.max_depth,
+        "paths": [list(path) for path in tree.paths],
+        "parents": tree.parents.tolist(),
+        "depths": tree.depths.tolist(),
+        "ranks": tree.ranks.tolist(),
+        "position_ids": buffers.position_ids.tolist(),
+        "attention_mask": buffers.attention_mask.astype(int).tolist() if dense else None,
+        "packed_mask": [[f"{word:016x}" for word in row] for row in buffers.packed_mask.tolist()],
+        "retrieve": buffers.retrieve.tolist(),
+        "retrieve_valid": buffers.retrieve_valid.astype(int).tolist(),
+        "expected_accepted": built.expected_accepted,
+        "tokens_per_step": built.tokens_per_step,
+        "path_probabilities": built.path_probabilities.tolist(),
+        "added": built.added.tolist(),
+        "curve": built.curve.tolist(),
+        "constraints": {name: getattr(limits, name) for name in CONSTRAINT_KEYS},
+        "certificate": {
+            "last_included": built.last_included,
+            "first_excluded": built.first_excluded,
+            "unconstrained_expected_accepted": built.unconstrained,
+            "caps_bind": built.cap_cost > TOLERANCE,
+        },
+        "provenance": dict(sorted(built.provenance.items())),
+    }
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise DocumentError(f"not JSON: {error.msg} at line {error.lineno}; the file is cut off or edited") from error
+    except RecursionError as error:
+        raise DocumentError("nested too deeply to be a tree file") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise DocumentError(f"`{key}` is given twice; delete one of the two")
+        found[key] = value
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise DocumentError(f"`{name}` is no JSON number; every value of a tree file is finite")
+
+
+def _check_keys(data: Any) -> None:
+    if not isinstance(data, dict):
+        raise DocumentError(f"the file holds {type(data).__name__}, not an object; make a tree file with treeopt build")
+    if data.get("schema") != SCHEMA:
+        raise DocumentError(f"`schema` is {data.get('schema')!r}, not {SCHEMA!r}; this treeopt reads no other")
+    unknown = sorted(set(data) - set(KEYS))
+    if unknown:
+        raise DocumentError(f"`{unknown[0]}` is not a key of {SCHEMA}; delete it")
+    missing = [key for key in KEYS if key not in data]
+    if missing:
+        raise DocumentError(f"`{missing[0]}` is missing; write the file with treeopt.write_tree")
+
+
+def _paths(data: Mapping[str, Any]) -> list[list[int]]:
+    paths = data["paths"]
+    if not isinstance(paths, list) or not paths or paths[0] != [] or not all(isinstance(path, list) for path in paths):
+        raise DocumentError("`paths` must be a list of lists of ranks that begins with [], the root")
+    wrong = next((rank for path in paths for rank in path if type(rank) is not int), None)
+    if wrong is not None:
+        raise DocumentError(f"`paths` holds {wrong!r}; ranks are whole numbers")
+    return paths[1:]
+
+
+def _object(data: Mapping[str, Any], name: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    found = data[name]
+    if not isinstance(found, dict) or set(found) != set(keys):
+        raise DocumentError(f"`{name}` must have exactly the keys {', '.join(keys)}")
+    return found
+
+
+def _constraints(data: Any) -> Constraints:
+    found = _object({"constraints": data}, "constraints", CONSTRAINT_KEYS)
+    for name, value in found.items():
+        if not (type(value) is int or (value is None and name != "num_nodes")):
+            raise DocumentError(f"`constraints` has {name} = {value!r}; give a whole number")
+    try:
+        return Constraints(**found)
+    except ConstraintError as error:
+        raise DocumentError(f"`constraints`: {error}") from error
+
+
+def _number(data: Mapping[str, Any], name: str) -> float:
+    value = data[name]
+    if type(value) not in (int, float):
+        raise DocumentError(f"`{name}` is {value!r}; give a number")
+    return float(value)
+
+
+def _probabilities(data: Mapping[str, Any], tree: DraftTree) -> np.ndarray[Any, np.dtype[np.float64]]:
+    values = data["path_probabilities"]
+    numeric = isinstance(values, list) and all(type(value) in (int, float) for value in values)
+    if not numeric or len(values) != tree.num_nodes:
+        raise DocumentError(f"`path_probabilities` must hold {tree.num_nodes} numbers, one a node")
+    array = np.array(values, dtype=np.float64)
+    if array[0] != 1.0 or not bool(((array >= 0) & (array <= 1)).all()):
+        raise DocumentError("`path_probabilities` must lie in [0, 1], the root's being 1")
+    above = np.flatnonzero(array[1:] > array[tree.parents[1:]])
+    if above.size:
+        raise DocumentError(f"node `{above[0] + 1}` is likelier than its parent; probabilities fall along a path")
+    return array
+
+
+def _permutation(data: Mapping[str, Any], tree: DraftTree) -> np.ndarray[Any, np.dtype[np.int64]]:
+    values = data["added"]
+    whole = isinstance(values, list) and all(type(value) is int for value in values)
+    if not whole or sorted(values) != list(range(tree.num_nodes)) or values[0] != 0:
+        raise DocumentError(f"`added` must name each node 0 … {tree.num_nodes - 1} once, the root first")
+    return np.array(values, dtype=np.int64)
+
+
+def _check_derived(data: Mapping[str, Any], built: BuiltTree) -> None:
+    """Check everything that follows from the paths and probabilities against what the file states."""
+    for key, expected in _fields(built).items():
+        if key in ("provenance", "constraints"):
+            continue
+        if not _equal(data[key], expected):
+            raise DocumentError(f"`{key}` does not follow from `paths` and `path_probabilities`; write the file again")
+
+
+def _equal(found: Any, expected: Any) -> bool:
+    if isinstance(expected, float) and type(found) in (int, float):
+        return bool(abs(found - expected) <= TOLERANCE)
+    if isinstance(expected, list):
+        return isinstance(found, list) and len(found) == len(expected) and all(map(_equal, found, expected))
+    if isinstance(expected, dict):
+        return (
+            isinstance(found, dict)
+            and set(found) == set(expected)
+            and all(_equal(found[k], expected[k]) for k in expected)
+        )
+    return type(found) is type(expected) and bool(found == expected)

@@ -1,0 +1,73 @@
+"""Every error that treeopt raises on purpose.
+
+The text of each puts its subject in backticks and says what is wrong, the value, and what to do::
+
+    TreeoptError
+    ├── TreeError           a tree that is not one: missing parent, duplicate, bad rank
+    ├── AcceptanceError     rates or counts that cannot be accuracies
+    ├── TraceError          ranks, offsets or metadata that do not fit together
+    ├── ConstraintError     constraints that contradict each other or leave no tree
+    ├── DocumentError       a JSON file that breaks its schema
+    ├── PromptError         a prompt file with a bad line
+    ├── HeadsError          a checkpoint with missing, extra or mis-shaped tensors
+    ├── TargetError         a model that cannot be fetched, loaded or verified
+    └── MissingExtraError   a command that needs an optional dependency
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AcceptanceError",
+    "ConstraintError",
+    "DocumentError",
+    "HeadsError",
+    "MissingExtraError",
+    "PromptError",
+    "TargetError",
+    "TraceError",
+    "TreeError",
+    "TreeoptError",
+]
+
+
+class TreeoptError(Exception):
+    """Base class: catching it catches every error that treeopt raises on purpose."""
+
+
+class TreeError(TreeoptError):
+    """A set of paths or parents that does not describe a draft tree."""
+
+
+class AcceptanceError(TreeoptError):
+    """Rates or counts that cannot be per-head accuracies."""
+
+
+class TraceError(TreeoptError):
+    """Ranks, document offsets or metadata of a trace that do not fit together."""
+
+
+class ConstraintError(TreeoptError):
+    """Constraints of a search that contradict each other or leave no tree."""
+
+
+class DocumentError(TreeoptError):
+    """A JSON file that breaks its schema."""
+
+
+class PromptError(TreeoptError):
+    """A prompt file with a line that cannot be read."""
+
+
+class HeadsError(TreeoptError):
+    """A head checkpoint that does not fit its target or is incomplete."""
+
+
+class TargetError(TreeoptError):
+    """A target model that cannot be fetched, loaded or verified with a tree."""
+
+
+class MissingExtraError(TreeoptError):
+    """A command that needs an optional dependency which is not installed."""
+
+    def __init__(self, command: str, missing: str, extra: str = "torch") -> None:
+        super().__init__(f"`{command}` needs `{missing}`, which is not installed: pip install 'treeopt[{extra}]'")

@@ -1,0 +1,54 @@
+"""The order of a head's guesses: by logit, equal logits by lowest token id, everywhere.
+
+Calibration counts ranks with it and drafting picks tokens with it, so that rank r means the same token in both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["ranks_of", "top_ranked"]
+
+
+def ranks_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the rank of each row's token: how many tokens come before it.
+
+    Parameters
+    ----------
+    logits : Tensor, shape (rows, vocabulary)
+    tokens : Tensor of int64, shape (rows,)
+
+    Returns
+    -------
+    Tensor of int64, shape (rows,)
+        From 0. No sort and no copy of the logits: memory stays at two booleans a logit.
+    """
+    own = logits.gather(1, tokens[:, None])
+    better = (logits > own).sum(dim=1)
+    before = torch.arange(logits.shape[1], device=logits.device) < tokens[:, None]
+    tied_before = (before & (logits == own)).sum(dim=1)
+    return better + tied_before
+
+
+def top_ranked(logits: Tensor, num_ranks: int) -> Tensor:
+    """Return the tokens at ranks 0 … num_ranks - 1.
+
+    Parameters
+    ----------
+    logits : Tensor, shape (..., vocabulary)
+    num_ranks : int
+
+    Returns
+    -------
+    Tensor of int64, shape (..., num_ranks)
+    """
+    # topk leaves the order of equal values open, so the token id is made part of the value: an integer that orders as
+    # the float does in the upper half, the id, falling, in the lower.
+    bits = (logits.float() + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0 in bits as well
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+    vocabulary = logits.shape[-1]
+    falling = torch.arange(vocabulary - 1, -1, -1, device=logits.device)
+    keys = (ordered << 32) + falling
+    best = keys.topk(num_ranks, dim=-1).values
+    return vocabulary - 1 - (best & 0xFFFFFFFF)

@@ -1,0 +1,143 @@
+"""Trees and traces as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from treeopt.acceptance import AcceptanceTable
+from treeopt.intervals import ratio_interval
+from treeopt.optimize.built import BuiltTree
+from treeopt.trace import RankTrace
+from treeopt.tree import DraftTree
+
+__all__ = ["aligned", "describe_table", "describe_trace", "describe_tree", "head_rows"]
+
+TOPS = (1, 3, 5, 10)
+MAX_DRAWN = 128  # nodes; larger trees are summarised by level
+CURVE_BUDGETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def describe_tree(built: BuiltTree, *, draw: bool = True) -> str:
+    """Return levels, expected values, the E[L] curve and the drawn tree."""
+    tree = built.tree
+    lines = [
+        f"{tree.num_nodes} nodes (root included), depth {tree.max_depth}, nodes at each depth: "
+        + (", ".join(map(str, tree.level_widths)) or "none but the root"),
+        f"expected_accepted E[L] {built.expected_accepted:.4f}, tokens_per_step {built.tokens_per_step:.4f}",
+        *_notes(built),
+        "E[L] by nodes: " + ", ".join(f"{n}: {built.curve[n - 1]:.3f}" for n in _budgets(tree.num_nodes)),
+    ]
+    if draw and tree.num_nodes <= MAX_DRAWN:
+        lines += ["", *_drawn(built)]
+    elif draw:
+        lines.append(f"(more than {MAX_DRAWN} nodes: not drawn)")
+    return "\n".join(lines)
+
+
+def describe_trace(trace: RankTrace, *, seed: int = 0) -> str:
+    """Return what a trace holds and its per-head accuracies with intervals."""
+    lines = [f"{trace.num_documents} documents, {trace.num_positions} positions, {trace.num_heads} heads"]
+    keys = ("target", "heads", "continuations", "dtype", "max_new_tokens")
+    if stated := [f"{key} {trace.metadata[key]}" for key in keys if trace.metadata.get(key)]:
+        lines.append(", ".join(stated))
+    if trace.domains is not None:
+        names, counts = np.unique(trace.domains, return_counts=True)
+        lines.append("domains: " + ", ".join(f"{name or 'none'} {count}" for name, count in zip(names, counts)))
+    lines += ["accuracy of each head, with 95 % intervals over documents:"]
+    header = ["head", "positions", *(f"top-{top}" for top in TOPS)]
+    rows = [
+        [str(row["head"]), str(row["positions"]), *(_percent(row[f"top_{top}"]) for top in TOPS)]
+        for row in head_rows(trace, seed=seed)
+    ]
+    return "\n".join([*lines, *aligned([header, *rows])])
+
+
+def describe_table(table: AcceptanceTable) -> str:
+    """Return the per-head accuracies of a table."""
+    lines = [f"{table.num_heads} heads, {table.num_ranks} ranks"]
+    header = ["head", *(f"top-{top}" for top in TOPS if top <= max(table.num_ranks, 1))]
+    tops = [top for top in TOPS if top <= table.num_ranks]
+    columns = [table.top(top) for top in tops]
+    rows = [[str(head), *(f"{column[head]:.3f}" for column in columns)] for head in range(table.num_heads)]
+    return "\n".join([*lines, *aligned([header, *rows])])
+
+
+def head_rows(trace: RankTrace, *, seed: int = 0) -> list[dict[str, Any]]:
+    """Return for each head its positions and top-k accuracies as (rate, low, high), for tables and JSON."""
+    starts = trace.documents[:-1]
+    nonempty = np.diff(trace.documents) > 0
+    observed = _per_document(trace.ranks >= 0, starts[nonempty])
+    rows: list[dict[str, Any]] = [
+        {"head": head, "positions": int(observed[:, head].sum())} for head in range(trace.num_heads)
+    ]
+    for top in TOPS:
+        hits = _per_document((trace.ranks >= 0) & (trace.ranks < top), starts[nonempty])
+        low, high = ratio_interval(hits, observed, seed=seed)
+        rates = hits.sum(axis=0) / np.maximum(observed.sum(axis=0), 1)
+        for head, row in enumerate(rows):
+            row[f"top_{top}"] = (float(rates[head]), float(low[head]), float(high[head]))
+    return rows
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with right-aligned columns, the first column left-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths)))
+        for row in rows
+    ]
+
+
+def _per_document(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    return np.add.reduceat(flags.astype(np.int64), starts, axis=0)
+
+
+def _percent(value: Any) -> str:
+    rate, low, high = value
+    return f"{rate:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _notes(built: BuiltTree) -> Iterator[str]:
+    limits = built.constraints
+    if built.tree.num_nodes < limits.num_nodes:
+        yield (
+            f"{limits.num_nodes} nodes were asked for, {built.tree.num_nodes} exist: no other path within the limits has "
+            "a probability above 0"
+        )
+    stated = [f"--{name.replace('_', '-')} {value}" for name, value in _caps(built) if value is not None]
+    if stated:
+        cost = f"costs {built.cap_cost:.4f} of E[L]" if built.cap_cost > 1e-9 else "does not bind"
+        yield f"{' with '.join(stated)} {cost}"
+
+
+def _caps(built: BuiltTree) -> Iterable[tuple[str, int | None]]:
+    return (("max_depth", built.constraints.max_depth), ("max_rank", built.constraints.max_rank))
+
+
+def _budgets(num_nodes: int) -> list[int]:
+    return sorted({n for n in CURVE_BUDGETS if n <= num_nodes} | {num_nodes})
+
+
+def _drawn(built: BuiltTree) -> Iterator[str]:
+    """Draw the tree: a line a node, its rank and the probability of its whole path."""
+    tree = built.tree
+    children = _children(tree)
+
+    def draw(node: int, indent: str) -> Iterator[str]:
+        for i, child in enumerate(children[node]):
+            last = i == len(children[node]) - 1
+            yield f"{indent}{'└' if last else '├'}─ {tree.ranks[child]}  {built.path_probabilities[child]:.4f}"
+            yield from draw(child, indent + ("   " if last else "│  "))
+
+    yield "root"
+    yield from draw(0, "")
+
+
+def _children(tree: DraftTree) -> list[list[int]]:
+    children: list[list[int]] = [[] for _ in range(tree.num_nodes)]
+    for node, parent in enumerate(tree.parents[1:].tolist(), 1):
+        children[parent].append(node)
+    return children

@@ -1,0 +1,108 @@
+"""Batched greedy decoding of many prompts: the text that calibration and training are about."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from treeopt.targets.cache import RowCache
+from treeopt.targets.forward import Forward
+
+__all__ = ["greedy_continuations"]
+
+
+class _Row:
+    """One prompt being continued in one row of the batch."""
+
+    def __init__(self, document: int, prompt: Sequence[int]) -> None:
+        self.document = document
+        self.prompt = list(prompt)
+        self.tokens: list[int] = []
+
+
+def greedy_continuations(
+    target: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    eos_ids: Collection[int],
+    batch_size: int,
+) -> Iterator[tuple[int, list[int]]]:
+    """Continue every prompt greedily; yield each as it ends, in no fixed order.
+
+    A row whose prompt has ended takes the next prompt, so a batch stays full whatever the lengths.
+
+    Parameters
+    ----------
+    target : PreTrainedModel
+    prompts : sequence of sequences of int
+        Token ids of each prompt, at least one each.
+    max_new_tokens : int
+        Most tokens generated for a prompt, the end-of-sequence token included.
+    eos_ids : collection of int
+        Tokens that end a continuation.
+    batch_size : int
+        Rows decoded together.
+
+    Yields
+    ------
+    tuple of (int, list of int)
+        Index of the prompt and the new tokens; equal logits go to the lowest id.
+    """
+    # Longest first: the rows that take longest to fill start together, and the span shrinks towards the end.
+    waiting = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    if not waiting:
+        return
+    rows: list[_Row | None] = [None] * min(batch_size, len(waiting))
+    capacity = max(len(prompt) for prompt in prompts) + max_new_tokens
+    forward, cache = Forward(target), RowCache(target, len(rows), capacity)
+    while waiting or any(rows):
+        free = [i for i, row in enumerate(rows) if row is None]
+        # Refill in groups: one padded prefill of several rows costs little more than one of a single row.
+        if waiting and (len(free) >= max(1, len(rows) // 8) or len(free) == len(rows)):
+            fresh = free[: len(waiting)]
+            for i in fresh:
+                document = waiting.pop()
+                rows[i] = _Row(document, prompts[document])
+            tokens = _prefill(forward, cache, rows, fresh)
+        else:
+            fresh = [i for i, row in enumerate(rows) if row is not None]
+            tokens = _step(forward, cache, rows, fresh)
+        for i, token in zip(fresh, tokens.tolist()):
+            row = rows[i]
+            assert row is not None
+            row.tokens.append(token)
+            if token in eos_ids or len(row.tokens) == max_new_tokens:
+                rows[i] = None
+                yield row.document, row.tokens
+
+
+def _prefill(forward: Forward, cache: RowCache, rows: list[_Row | None], fresh: list[int]) -> Tensor:
+    prompts = [row.prompt for i in fresh if (row := rows[i]) is not None]
+    width = max(map(len, prompts))
+    device = forward.device
+    ids = torch.tensor([prompt + prompt[-1:] * (width - len(prompt)) for prompt in prompts], device=device)
+    positions = torch.arange(width, device=device)
+    # Right padding: a pad's slot lies beyond the row's length and is overwritten by the row's own tokens.
+    visible = (positions[None, :] <= positions[:, None]).expand(len(fresh), width, width)
+    index = torch.tensor(fresh, device=device)
+    hidden = forward.hidden(ids, positions.expand_as(ids), visible, cache.at(0, width, rows=index))
+    for i, prompt in zip(fresh, prompts):
+        cache.lengths[i] = len(prompt)
+    last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+    return forward.logits(hidden[torch.arange(len(fresh), device=device), last]).argmax(-1)
+
+
+def _step(forward: Forward, cache: RowCache, rows: list[_Row | None], active: list[int]) -> Tensor:
+    device = forward.device
+    ids = torch.tensor([[row.tokens[-1]] for i in active if (row := rows[i]) is not None], device=device)
+    slots = torch.tensor([[cache.lengths[i]] for i in active], device=device)
+    visible = (torch.arange(int(slots.max()) + 1, device=device) <= slots)[:, None]
+    index = None if len(active) == len(rows) else torch.tensor(active, device=device)
+    hidden = forward.hidden(ids, slots, visible, cache.at(slots, 1, rows=index))
+    for i in active:
+        cache.lengths[i] += 1
+    return forward.logits(hidden[:, -1]).argmax(-1)

@@ -1,0 +1,128 @@
+"""Loading a target: the demo, a local directory or a hub id; its fingerprint, its prompts as token ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from treeopt.errors import TargetError
+from treeopt.targets.demo import DEMO_NAME, demo_directory
+
+__all__ = ["DTYPES", "LoadedTarget", "eos_ids", "fingerprint", "load_target"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SAMPLED_VALUES = 1024  # per parameter: enough to tell fine-tunes apart, and quick at 70B
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTarget:
+    """A target with its tokenizer.
+
+    Attributes
+    ----------
+    name : str
+        What the user called it: demo, a directory or a hub id.
+    model : PreTrainedModel
+        In evaluation mode.
+    tokenizer : PreTrainedTokenizerBase
+    """
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    def prompt_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the token ids of a chat, the opening of the assistant's turn included.
+
+        Without a chat template the turns are joined by line ends.
+        """
+        if self.tokenizer.chat_template is None:
+            text = "\n".join(message["content"] for message in messages) + "\n"
+            return list(self.tokenizer(text)["input_ids"])
+        encoded = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
+        return list(encoded["input_ids"])
+
+    def reply_ids(self, reply: str) -> list[int]:
+        """Return the token ids of an assistant's reply, the end-of-sequence token included."""
+        ids = list(self.tokenizer(reply, add_special_tokens=False)["input_ids"])
+        return [*ids, *sorted(eos_ids(self.model))[:1]]
+
+
+def load_target(name: str, *, device: str = "auto", dtype: str = "auto") -> LoadedTarget:
+    """Load a causal language model and its tokenizer.
+
+    Parameters
+    ----------
+    name : str
+        `demo`, a local directory, or a hub id.
+    device : str
+        A torch device, or `auto`: the first CUDA device if there is one, else the CPU.
+    dtype : {'auto', 'float32', 'bfloat16', 'float16'}
+        `auto` keeps the checkpoint's own on a GPU and takes float32 on a CPU.
+
+    Raises
+    ------
+    TargetError
+        If it cannot be fetched, is no causal language model, or does not fit.
+    """
+    where = demo_directory() if name == DEMO_NAME else name
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    keywords: dict[str, Any] = {"torch_dtype" if _old_keyword() else "dtype": _dtype(dtype, device)}
+    transformers_logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where)
+        model = AutoModelForCausalLM.from_pretrained(where, **keywords).to(device).eval()
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise TargetError(f"`{name}` cannot be loaded as a target: {reason}") from error
+    return LoadedTarget(name=name, model=model, tokenizer=tokenizer)
+
+
+def _old_keyword() -> bool:
+    import transformers
+
+    return int(transformers.__version__.split(".")[0]) < 5
+
+
+def _dtype(name: str, device: str) -> torch.dtype | str:
+    if name == "auto":
+        return torch.float32 if device == "cpu" else "auto"
+    if name not in DTYPES:
+        raise TargetError(f"`--dtype {name}` is not known; use auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def eos_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Return the end-of-sequence tokens that the target's generation settings or configuration name."""
+    for source in (getattr(model, "generation_config", None), model.config.get_text_config()):
+        eos = getattr(source, "eos_token_id", None)
+        if eos is not None:
+            return frozenset([eos] if isinstance(eos, int) else eos)
+    return frozenset()
+
+
+def fingerprint(module: torch.nn.Module) -> str:
+    """Return a hash of a module's parameters: names, shapes, dtypes and evenly spaced values of each.
+
+    It tells two fine-tunes apart wherever the weights came from, without reading every byte of a 70B model.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(module.named_parameters()):
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
+        flat = parameter.detach().reshape(-1)
+        stride = max(1, flat.numel() // SAMPLED_VALUES)
+        digest.update(flat[::stride].float().cpu().numpy().tobytes())
+    return "sha256:" + digest.hexdigest()
+
+
+def is_local(name: str) -> bool:
+    """Tell whether `name` is a directory on this machine."""
+    return Path(name).is_dir()

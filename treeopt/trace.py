@@ -1,0 +1,211 @@
+"""Rank traces: at every position, the rank each head gave the token that the target produced."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from treeopt.acceptance import AcceptanceTable
+from treeopt.errors import TraceError
+from treeopt.files import replacing
+
+__all__ = ["RankTrace"]
+
+SCHEMA = "treeopt.trace/1"
+DEFAULT_RANKS = 256
+UNOBSERVED = -1
+
+
+@dataclass(frozen=True, eq=False)
+class RankTrace:
+    """Ranks of every head along documents that the target produced.
+
+    Row ``i`` of a document stands for a step whose root is the document's token ``i``: the target has decided it, and
+    head ``h``, reading the hidden state before it, guesses token ``i + 1 + h``.
+
+    Parameters
+    ----------
+    ranks : array_like of int32, shape (positions, heads)
+        Rank of the true token in the head's guesses, from 0; -1 where the document ends before it.
+    documents : array_like of int64, shape (documents + 1,)
+        Document d holds rows documents[d] … documents[d + 1] - 1.
+    domains : sequence of str, optional
+        Domain of each document.
+    metadata : mapping of str to str, optional
+        Where the ranks come from.
+
+    Examples
+    --------
+    >>> trace = RankTrace(ranks=[[0, 2], [1, -1], [-1, -1]], documents=[0, 3])
+    >>> trace.num_positions, trace.num_heads, trace.num_documents
+    (3, 2, 1)
+    >>> trace.table().rates.tolist()
+    [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
+    """
+
+    ranks: NDArray[np.int32]
+    documents: NDArray[np.int64]
+    domains: tuple[str, ...] | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def __init__(
+        self,
+        ranks: ArrayLike,
+        documents: ArrayLike,
+        domains: Sequence[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        rank, offsets = np.asarray(ranks), np.asarray(documents)
+        _check(rank, offsets, domains)
+        for array, name, dtype in ((rank, "ranks", np.int32), (offsets, "documents", np.int64)):
+            frozen = array.astype(dtype)
+            frozen.setflags(write=False)
+            object.__setattr__(self, name, frozen)
+        object.__setattr__(self, "domains", None if domains is None else tuple(domains))
+        object.__setattr__(self, "metadata", dict(metadata or {}))
+
+    @property
+    def num_positions(self) -> int:
+        """Rows of `ranks`."""
+        return int(self.ranks.shape[0])
+
+    @property
+    def num_heads(self) -> int:
+        """Columns of `ranks`."""
+        return int(self.ranks.shape[1])
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents."""
+        return len(self.documents) - 1
+
+    def table(self, num_ranks: int = DEFAULT_RANKS) -> AcceptanceTable:
+        """Count how often each head is right at each rank.
+
+        Parameters
+        ----------
+        num_ranks : int
+            Ranks to count, at most; ranks that no head ever hit at the end are left out.
+
+        Raises
+        ------
+        TraceError
+            If a head was observed nowhere.
+        """
+        hits, positions = self.counts(num_ranks)
+        unseen = np.flatnonzero(positions == 0)
+        if unseen.size:
+            raise TraceError(f"head `{unseen[0]}` was observed at no position; calibrate on longer continuations")
+        return AcceptanceTable.from_counts(hits, positions)
+
+    def counts(self, num_ranks: int = DEFAULT_RANKS) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return hits (heads, ranks) and observed positions (heads,), each head over its own positions."""
+        num_ranks = min(num_ranks, int(self.ranks.max(initial=0)) + 1)
+        hits = np.zeros((self.num_heads, num_ranks), dtype=np.int64)
+        for head, column in enumerate(self.ranks.T):
+            shallow = column[(column >= 0) & (column < num_ranks)]
+            hits[head] = np.bincount(shallow, minlength=num_ranks)
+        return hits, (self.ranks != UNOBSERVED).sum(axis=0)
+
+    def select(self, documents: ArrayLike) -> RankTrace:
+        """Return a trace of some documents, in the order given, repeats allowed.
+
+        Parameters
+        ----------
+        documents : array_like of int
+            Indices of documents.
+        """
+        chosen = np.asarray(documents, dtype=np.int64)
+        lengths = np.diff(self.documents)[chosen]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        rows = np.arange(offsets[-1]) + np.repeat(self.documents[chosen] - offsets[:-1], lengths)
+        domains = None if self.domains is None else [self.domains[i] for i in chosen.tolist()]
+        return RankTrace(self.ranks[rows], offsets, domains, self.metadata)
+
+    def to_bytes(self) -> bytes:
+        """Return the `.safetensors` file as bytes; equal traces give equal bytes."""
+        tensors: dict[str, NDArray[Any]] = {"ranks": self.ranks, "documents": self.documents}
+        metadata = {**self.metadata, "schema": SCHEMA}
+        if self.domains is not None:
+            metadata["domains"] = json.dumps(self.domains, separators=(",", ":"))
+        return _sorted_header(save(tensors, metadata=metadata))
+
+    def write(self, path: str | Path) -> None:
+        """Write a `.safetensors` file; an interruption leaves the old one whole."""
+        with replacing(Path(path)) as temporary:
+            temporary.write_bytes(self.to_bytes())
+
+    @classmethod
+    def read(cls, path: str | Path) -> RankTrace:
+        """Read a trace.
+
+        Raises
+        ------
+        TraceError
+            If the file is no trace or is damaged.
+        """
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise TraceError(f"`{path}` cannot be read: {error.strerror}; make one with treeopt calibrate") from error
+        try:
+            tensors = load(data)
+            metadata = _metadata(data)
+        except (SafetensorError, ValueError, struct.error) as error:
+            raise TraceError(f"`{path}` is no safetensors file or is cut off ({error}); calibrate again") from error
+        schema = metadata.pop("schema", None)
+        if schema != SCHEMA:
+            raise TraceError(f"`{path}` has schema {schema!r}, not {SCHEMA!r}; make a trace with treeopt calibrate")
+        missing = sorted({"ranks", "documents"} - set(tensors))
+        if missing:
+            raise TraceError(f"`{path}` lacks the tensor {missing[0]!r}; calibrate again")
+        domains = metadata.pop("domains", None)
+        try:
+            return cls(
+                tensors["ranks"], tensors["documents"], None if domains is None else json.loads(domains), metadata
+            )
+        except TraceError as error:
+            raise TraceError(f"`{path}`: {error}") from error
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RankTrace) and self.to_bytes() == other.to_bytes()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _check(ranks: NDArray[Any], documents: NDArray[Any], domains: Sequence[str] | None) -> None:
+    if ranks.ndim != 2 or ranks.shape[1] == 0 or not np.issubdtype(ranks.dtype, np.integer):
+        raise TraceError(f"`ranks` has shape {ranks.shape} and dtype {ranks.dtype}; give integers (positions, heads)")
+    if ranks.size and int(ranks.min()) < UNOBSERVED:
+        raise TraceError(f"`ranks` holds {ranks.min()}; ranks start at 0, and -1 stands for not observed")
+    if documents.ndim != 1 or not len(documents) or not np.issubdtype(documents.dtype, np.integer):
+        raise TraceError(f"`documents` has shape {documents.shape}; give offsets, one more than there are documents")
+    if documents[0] != 0 or documents[-1] != len(ranks) or bool((np.diff(documents) < 0).any()):
+        raise TraceError(
+            f"`documents` must rise from 0 to the {len(ranks)} positions; got {documents[0]} … {documents[-1]}"
+        )
+    if domains is not None and len(domains) != len(documents) - 1:
+        raise TraceError(f"`domains` has {len(domains)} entries for {len(documents) - 1} documents; give one each")
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    (length,) = struct.unpack("<Q", data[:8])
+    metadata: dict[str, str] = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    return metadata
+
+
+def _sorted_header(data: bytes) -> bytes:
+    """Write the header again with sorted keys: the library keeps metadata in a hash map, in an order of its own."""
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.dumps(json.loads(data[8 : 8 + length]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header + data[8 + length :]

@@ -1,0 +1,1 @@
+"""Exported trees, each rebuilt byte for byte by a test."""

@@ -166,7 +166,7 @@ def _check_rates(rates: NDArray[np.float64]) -> None:
         head, rank = map(int, bad[0])
         raise AcceptanceError(f"head `{head}` has rate {rates[head, rank]} at rank {rank}; accuracies lie in [0, 1]")
     cumulative = rates.shape[1] >= MIN_CUMULATIVE_RANKS and bool(
-        ((np.diff(rates, axis=1) >= 0).all(axis=1) & (rates[:, -1] > rates[:, 0])).all()
+        ((np.diff(rates, axis=1) > 0).all(axis=1) & (rates[:, 0] > 0)).all()
     )
     over = np.flatnonzero(rates.sum(axis=1) > 1 + OVERSHOOT)
     if cumulative:

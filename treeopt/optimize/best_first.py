@@ -67,9 +67,8 @@ def best_tree(
     table = acceptance if isinstance(acceptance, AcceptanceTable) else AcceptanceTable.from_rates(acceptance)
     constraints = _checked(Constraints(num_nodes, max_depth, max_rank))
     paths, probabilities, following = _search(table, constraints)
-    unconstrained = sum(probabilities)
-    if _may_bind(table, constraints):
-        unconstrained = sum(_search(table, Constraints(num_nodes))[1])
+    free = _search(table, Constraints(num_nodes))[1] if _may_bind(table, constraints) else probabilities
+    unconstrained = float(sum(free))
     return _built(paths, probabilities, constraints, following, unconstrained, provenance or {})
 
 

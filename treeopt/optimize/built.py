@@ -61,13 +61,12 @@ class BuiltTree:
     @property
     def curve(self) -> NDArray[np.float64]:
         """E[L] of the best tree of 1, 2, …, num_nodes nodes, root included in the count; shape (num_nodes,)."""
-        curve: NDArray[np.float64] = np.cumsum(self.path_probabilities[self.added]) - 1.0
-        return curve
+        return np.concatenate([[0.0], np.cumsum(self.path_probabilities[self.added[1:]])])
 
     @property
     def expected_accepted(self) -> float:
         """E[L]: mean number of accepted nodes a step, root excluded."""
-        return float(self.path_probabilities[self.added].cumsum()[-1] - 1.0)
+        return float(self.curve[-1])
 
     @property
     def tokens_per_step(self) -> float:

@@ -1,0 +1,73 @@
+"""Fixtures shared by the tests: tiny targets with random weights, and the demo target."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Keep the tests' last calibration out of the user's cache; the demo target, once fetched, is shared."""
+    import os
+
+    from treeopt.files import cache_directory
+
+    before, shared = os.environ.get("TREEOPT_CACHE"), cache_directory() / "targets"
+    own = tmp_path_factory.mktemp("cache")
+    shared.mkdir(parents=True, exist_ok=True)
+    (own / "targets").symlink_to(shared)
+    os.environ["TREEOPT_CACHE"] = str(own)
+    yield
+    if before is None:
+        del os.environ["TREEOPT_CACHE"]
+    else:
+        os.environ["TREEOPT_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def tiny_target():
+    """Return a two-layer Llama of 13 tokens whose greedy output is lively, without an end-of-sequence token."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=13,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)  # at the default scale every prompt ends in one repeated token
+    return model
+
+
+@pytest.fixture(scope="session")
+def tiny_heads(tiny_target):
+    """Return four heads of the tiny target with random blocks."""
+    import torch
+
+    from treeopt.heads import MedusaHeads
+
+    torch.manual_seed(1)
+    heads = MedusaHeads.for_target(tiny_target, num_heads=4)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.normal_(0, 0.5)
+    return heads
+
+
+@pytest.fixture(scope="session")
+def demo_target():
+    """Return the demo target in float32."""
+    from treeopt.targets.loading import load_target
+
+    return load_target("demo")

@@ -1,0 +1,183 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.reference import mask_from_consumer
+from tests.strategies import rates
+from treeopt import best_tree, read_tree, write_tree
+from treeopt.document import MAX_BYTES, from_json, to_bytes
+from treeopt.errors import DocumentError, TreeError
+
+
+@pytest.fixture
+def built():
+    return best_tree([[0.6, 0.2], [0.5, 0.1]], num_nodes=5, provenance={"source": "test"})
+
+
+@given(rates(), st.integers(1, 30))
+def test_a_written_tree_reads_back_to_the_same_bytes(rows, num_nodes):
+    built = best_tree(rows, num_nodes)
+    again = from_json(json.loads(to_bytes(built)))
+    assert again.tree == built.tree
+    assert to_bytes(again) == to_bytes(built)
+    assert again.expected_accepted == built.expected_accepted
+
+
+def test_packed_and_dense_masks_of_the_file_agree(built):
+    document = json.loads(to_bytes(built))
+    assert (mask_from_consumer(document) == np.array(document["attention_mask"], dtype=bool)).all()
+
+
+def test_a_large_tree_is_written_with_the_packed_mask_only(tmp_path):
+    built = best_tree(np.full((4, 8), 1 / 8), num_nodes=600)
+    write_tree(built, tmp_path / "tree.json")
+    assert json.loads((tmp_path / "tree.json").read_text())["attention_mask"] is None
+    assert read_tree(tmp_path / "tree.json").tree == built.tree
+
+
+def test_the_file_of_a_small_tree_is_this_text():
+    built = best_tree([[0.5, 0.25]], num_nodes=3, max_rank=4, provenance={"source": "test"})
+    assert to_bytes(built).decode() == (
+        "{\n"
+        '  "schema": "treeopt.tree/1",\n'
+        '  "num_nodes": 3,\n'
+        '  "max_depth": 1,\n'
+        '  "paths": [[],[0],[1]],\n'
+        '  "parents": [-1,0,0],\n'
+        '  "depths": [0,1,1],\n'
+        '  "ranks": [-1,0,1],\n'
+        '  "position_ids": [0,1,1],\n'
+        '  "attention_mask": [[1,0,0],[1,1,0],[1,0,1]],\n'
+        '  "packed_mask": [["0000000000000001"],["0000000000000003"],["0000000000000005"]],\n'
+        '  "retrieve": [[0,1],[0,2]],\n'
+        '  "retrieve_valid": [[1,1],[1,1]],\n'
+        '  "expected_accepted": 0.75,\n'
+        '  "tokens_per_step": 1.75,\n'
+        '  "path_probabilities": [1.0,0.5,0.25],\n'
+        '  "added": [0,1,2],\n'
+        '  "curve": [0.0,0.5,0.75],\n'
+        '  "constraints": {"num_nodes":3,"max_depth":null,"max_rank":4},\n'
+        '  "certificate": {"last_included":0.25,"first_excluded":0.0,'
+        '"unconstrained_expected_accepted":0.75,"caps_bind":false},\n'
+        '  "provenance": {"source":"test"}\n'
+        "}\n"
+    )
+
+
+def changed(built, **changes):
+    document = json.loads(to_bytes(built))
+    for key, value in changes.items():
+        if value is None:
+            del document[key]
+        else:
+            document[key] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema": "treeopt.tree/2"}, r"`schema` is 'treeopt.tree/2'"),
+        ({"surprise": 1}, r"`surprise` is not a key"),
+        ({"parents": None}, r"`parents` is missing"),
+        ({"parents": [-1, 0, 0, 1, 1]}, r"`parents` does not follow"),
+        ({"depths": [0, 1, 1, 2, 3]}, r"`depths` does not follow"),
+        ({"attention_mask": [[1]]}, r"`attention_mask` does not follow"),
+        ({"packed_mask": [["00"]]}, r"`packed_mask` does not follow"),
+        ({"retrieve": [[0]]}, r"`retrieve` does not follow"),
+        ({"expected_accepted": 9.0}, r"`expected_accepted` does not follow"),
+        ({"paths": [[0], [1]]}, r"begins with \[\]"),
+        ({"paths": [[], [True]]}, r"holds True"),
+        ({"paths": [[], [0], [0]]}, r"node `\(0\)` is given twice"),
+        ({"path_probabilities": [1.0]}, r"must hold 5 numbers"),
+        ({"path_probabilities": [1.0, 2.0, 0.1, 0.1, 0.1]}, r"must lie in \[0, 1\]"),
+        ({"path_probabilities": [1.0, 0.1, 0.1, 0.5, 0.1]}, r"node `3` is likelier than its parent"),
+        ({"added": [0, 1, 1, 2, 3]}, r"`added` must name each node"),
+        ({"constraints": {"num_nodes": 5}}, r"`constraints` must have exactly the keys"),
+        ({"certificate": {}}, r"`certificate` must have exactly the keys"),
+        ({"provenance": {"a": 1}}, r"`provenance` must map text to text"),
+    ],
+)
+def test_each_defect_of_a_file_has_its_own_error(tmp_path, built, changes, message):
+    path = tmp_path / "tree.json"
+    path.write_text(changed(built, **changes))
+    with pytest.raises((DocumentError, TreeError), match=message):
+        read_tree(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"schema": 1, "schema": 2}', r"`schema` is given twice"),
+        ('{"schema": NaN}', r"`NaN` is no JSON number"),
+        ('{"schema": -Infinity}', r"`-Infinity` is no JSON number"),
+        ("[1]", r"holds list, not an object"),
+        ('{"schema": ', r"not JSON: .* cut off"),
+        ("[" * 100_000, r"nested too deeply"),
+    ],
+)
+def test_careless_json_is_refused(tmp_path, text, message):
+    path = tmp_path / "tree.json"
+    path.write_text(text)
+    with pytest.raises(DocumentError, match=message):
+        read_tree(path)
+
+
+def test_an_oversize_file_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "tree.json"
+    with path.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(DocumentError, match=r"at most 67108864"):
+        read_tree(path)
+
+
+def test_bytes_that_are_no_text_and_missing_files_are_refused(tmp_path):
+    (tmp_path / "tree.json").write_bytes(b"\xff\xfe{")
+    with pytest.raises(DocumentError, match="not UTF-8"):
+        read_tree(tmp_path / "tree.json")
+    with pytest.raises(DocumentError, match="No such file"):
+        read_tree(tmp_path / "none.json")
+
+
+def test_a_process_killed_while_it_writes_leaves_the_old_file_whole(tmp_path, built):
+    path = tmp_path / "tree.json"
+    write_tree(built, path)
+    before = path.read_bytes()
+    code = (
+        "import sys, time; from treeopt.files import replacing; from pathlib import Path\n"
+        "with replacing(Path(sys.argv[1])) as part:\n"
+        "    part.write_text('half'); print('ready', flush=True); time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert path.read_bytes() == before
+
+
+def test_an_interrupted_write_removes_its_part_and_keeps_the_old_file(tmp_path, built):
+    from treeopt.files import replacing
+
+    path = tmp_path / "tree.json"
+    write_tree(built, path)
+    with pytest.raises(KeyboardInterrupt), replacing(path) as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tree.json"]
+    assert read_tree(path).tree == built.tree
+
+
+def test_reading_and_writing_64_nodes_is_quick(built):
+    start = time.perf_counter()
+    data = to_bytes(best_tree(np.full((4, 8), 1 / 8), num_nodes=64))
+    from_json(json.loads(data))
+    assert time.perf_counter() - start < 1.0

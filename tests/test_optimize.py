@@ -1,0 +1,102 @@
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.reference import all_paths, best_sum
+from tests.strategies import rates
+from treeopt import best_tree
+from treeopt.errors import ConstraintError
+
+DATA = Path(__file__).parent / "data"
+
+
+@given(rates(), st.integers(1, 8), st.none() | st.integers(0, 3), st.none() | st.integers(0, 2))
+def test_no_tree_of_the_same_size_has_a_larger_sum(rows, num_nodes, max_depth, max_rank):
+    built = best_tree(rows, num_nodes, max_depth=max_depth, max_rank=max_rank)
+    assert built.tree.num_nodes <= num_nodes
+    assert math.isclose(built.expected_accepted, best_sum(rows, num_nodes, max_depth, max_rank), abs_tol=1e-12)
+    assert math.isclose(built.unconstrained, best_sum(rows, num_nodes), abs_tol=1e-12)
+
+
+@given(rates(), st.integers(1, 30))
+def test_nodes_are_taken_by_probability_then_depth_then_path(rows, num_nodes):
+    built = best_tree(rows, num_nodes)
+    paths = all_paths(rows)
+    expected = sorted(paths, key=lambda path: (-paths[path], len(path), path))[: num_nodes - 1]
+    assert [built.tree.paths[node] for node in built.added[1:]] == expected
+    assert built.path_probabilities[built.added[1:]].tolist() == [paths[path] for path in expected]
+    left_out = sorted(paths.values(), reverse=True)[num_nodes - 1 :]
+    assert built.first_excluded == (left_out[0] if left_out else 0.0)
+
+
+@given(rates(), st.integers(2, 20))
+def test_trees_of_smaller_budgets_nest_and_the_curve_is_theirs(rows, num_nodes):
+    large = best_tree(rows, num_nodes)
+    for smaller in range(1, large.tree.num_nodes + 1):
+        small = best_tree(rows, smaller)
+        assert set(small.tree.paths) == {large.tree.paths[node] for node in large.added[:smaller]}
+        assert large.curve[smaller - 1] == small.expected_accepted
+
+
+def test_a_better_later_rank_is_reached():
+    built = best_tree([[0.4, 0.1, 0.35], [0.5, 0.2, 0.1]], num_nodes=4)
+    assert built.tree.paths == ((), (0,), (2,), (0, 0))
+    assert built.expected_accepted == pytest.approx(0.95)
+    assert best_tree([[0.2, 0.6, 0.1]], num_nodes=2).tree.paths == ((), (1,))
+
+
+def test_a_budget_beyond_all_paths_is_met_with_what_exists():
+    built = best_tree([[0.5, 0.25], [0.5, 0.0]], num_nodes=1000)
+    assert built.tree.num_nodes == 1 + 2 + 2
+    assert built.constraints.num_nodes == 1000
+    assert built.first_excluded == 0.0
+
+
+def test_one_node_is_plain_decoding():
+    built = best_tree([[0.5]], num_nodes=1)
+    assert built.tree.num_nodes == 1
+    assert built.tokens_per_step == 1.0
+    assert built.first_excluded == 0.5
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [({"num_nodes": 0}, "`num_nodes` is 0"), ({"max_depth": -1}, "`max_depth` is -1"), ({"max_rank": -2}, "`max_rank`")],
+)
+def test_impossible_limits_are_refused(keywords, message):
+    with pytest.raises(ConstraintError, match=message):
+        best_tree([[0.5]], **keywords)
+
+
+def test_a_cap_that_binds_states_its_cost_and_one_that_does_not_costs_nothing():
+    rows = [[0.5, 0.3], [0.5, 0.3], [0.5, 0.3]]
+    assert best_tree(rows, 8, max_depth=1).cap_cost > 0.5
+    assert best_tree(rows, 3, max_depth=3, max_rank=1).cap_cost == 0.0
+
+
+def test_the_published_v0_accuracies_give_the_known_optimum():
+    accuracies = json.loads((DATA / "medusa_v0_head_accuracy.json").read_text())["rank_accuracy"]
+    assert best_tree(accuracies["7b"], 64).tokens_per_step == pytest.approx(2.3845, abs=5e-5)
+
+
+@pytest.mark.parametrize("name", ["mc_sim_7b_63", "vicuna_7b_stage2", "vicuna_7b_stage1", "zephyr_stage2"])
+def test_witness_accuracies_print_the_published_list_in_its_order(name):
+    witness = json.loads((DATA / "medusa_tree_witness_tables.json").read_text())["trees"][name]
+    published = json.loads((DATA / "published_static_trees.json").read_text())["medusa"]["trees"][name]
+    built = best_tree(witness["rank_accuracy_witness"], len(published) + 1)
+    assert [list(built.tree.paths[node]) for node in built.added[1:]] == published
+
+
+def test_probabilities_are_products_along_the_path():
+    rows = np.random.default_rng(0).dirichlet(np.ones(12), size=4)
+    built = best_tree(rows, 200)
+    for path, probability in zip(built.tree.paths, built.path_probabilities):
+        product = 1.0
+        for head, rank in enumerate(path):
+            product *= rows[head, rank]
+        assert probability == product

@@ -1,0 +1,100 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from safetensors.numpy import save_file
+
+from tests.strategies import rank_arrays
+from treeopt import RankTrace
+from treeopt.errors import TraceError
+
+
+@given(rank_arrays())
+def test_each_head_counts_only_positions_it_observed(arrays):
+    ranks, documents = arrays
+    trace = RankTrace(ranks, documents)
+    hits, positions = trace.counts()
+    for head in range(trace.num_heads):
+        seen = [rank for rank in ranks[:, head] if rank >= 0]
+        assert positions[head] == len(seen)
+        assert hits[head].tolist() == [seen.count(rank) for rank in range(hits.shape[1])]
+
+
+def test_ranks_beyond_the_counted_ones_stay_in_the_denominator():
+    trace = RankTrace([[0], [300], [300], [0]], [0, 4])
+    table = trace.table(num_ranks=10)
+    assert table.num_ranks == 10
+    assert table.rates[0, 0] == 0.5
+    assert table.rates[0].sum() == 0.5
+
+
+def test_the_bytes_are_the_same_in_every_process(tmp_path):
+    metadata = {name: name * 3 for name in "zyxwabc"}
+    trace = RankTrace([[0, 2], [1, -1], [-1, -1]], [0, 3], ["math"], metadata)
+    code = (
+        "import sys; from treeopt import RankTrace; t = RankTrace([[0, 2], [1, -1], [-1, -1]], [0, 3], ['math'], "
+        "{name: name * 3 for name in 'cbaxyzw'}); sys.stdout.buffer.write(t.to_bytes())"
+    )
+    for _ in range(3):
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == trace.to_bytes()
+
+
+def test_a_written_trace_reads_back_equal(tmp_path):
+    trace = RankTrace([[0, 2], [1, -1], [-1, -1]], [0, 3], ["math"], {"target": "demo"})
+    trace.write(tmp_path / "trace.safetensors")
+    again = RankTrace.read(tmp_path / "trace.safetensors")
+    assert again == trace
+    assert again.domains == ("math",)
+    assert again.metadata == {"target": "demo"}
+    assert again.ranks.dtype == np.int32
+
+
+def test_selected_documents_keep_their_rows_and_may_repeat():
+    trace = RankTrace([[0], [1], [2], [3], [4]], [0, 2, 3, 5], ["a", "b", "c"])
+    chosen = trace.select([2, 0, 2])
+    assert chosen.ranks[:, 0].tolist() == [3, 4, 0, 1, 3, 4]
+    assert chosen.documents.tolist() == [0, 2, 4, 6]
+    assert chosen.domains == ("c", "a", "c")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "documents", "domains", "message"),
+    [
+        ([[0.5]], [0, 1], None, r"give integers"),
+        ([[-2]], [0, 1], None, r"holds -2"),
+        ([[0]], [0, 2], None, r"must rise from 0 to the 1 positions"),
+        ([[0], [0]], [0, 2, 1, 2], None, r"must rise"),
+        ([[0]], [0, 1], ["a", "b"], r"2 entries for 1 documents"),
+        ([0], [0, 1], None, r"give integers \(positions, heads\)"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(ranks, documents, domains, message):
+    with pytest.raises(TraceError, match=message):
+        RankTrace(ranks, documents, domains)
+
+
+def test_a_head_that_saw_nothing_is_named():
+    with pytest.raises(TraceError, match=r"head `1` was observed at no position"):
+        RankTrace([[0, -1], [-1, -1]], [0, 2]).table()
+
+
+def test_files_that_are_no_trace_are_refused(tmp_path):
+    path = tmp_path / "trace.safetensors"
+    with pytest.raises(TraceError, match=r"cannot be read: No such file"):
+        RankTrace.read(path)
+    for content in (b"", b"\x00" * 4, b"hello world, hello world"):
+        path.write_bytes(content)
+        with pytest.raises(TraceError, match=r"no safetensors file or is cut off"):
+            RankTrace.read(path)
+    whole = RankTrace([[0]], [0, 1]).to_bytes()
+    path.write_bytes(whole[:-3])
+    with pytest.raises(TraceError, match=r"cut off"):
+        RankTrace.read(path)
+    save_file({"ranks": np.zeros((1, 1), dtype=np.int32)}, path)
+    with pytest.raises(TraceError, match=r"has schema None"):
+        RankTrace.read(path)
+    save_file({"ranks": np.zeros((1, 1), dtype=np.int32)}, path, metadata={"schema": "treeopt.trace/1"})
+    with pytest.raises(TraceError, match=r"lacks the tensor 'documents'"):
+        RankTrace.read(path)

@@ -71,3 +71,56 @@ def demo_target():
     from treeopt.targets.loading import load_target
 
     return load_target("demo")
+
+
+@pytest.fixture(scope="session")
+def tiny_directory(tmp_path_factory, tiny_target):
+    """Return a directory with the tiny target and a tokenizer of its 13 words, loadable like any other."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    directory = tmp_path_factory.mktemp("target")
+    tokenizer = Tokenizer(models.WordLevel({str(i): i for i in range(13)}, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="0", unk_token="0").save_pretrained(directory)
+    tiny_target.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_heads_directory(tmp_path_factory, tiny_heads):
+    """Return a directory with the tiny target's heads."""
+    directory = tmp_path_factory.mktemp("heads")
+    tiny_heads.save(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_loaded(tiny_directory):
+    """Return the tiny target with its tokenizer."""
+    from treeopt.targets.loading import load_target
+
+    return load_target(str(tiny_directory))
+
+
+@pytest.fixture(scope="session")
+def tiny_prompts(tmp_path_factory):
+    """Return a file of twelve prompts in two domains and three splits."""
+    import json
+
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    splits = ["train", "calibration", "evaluation"]
+    rows = [
+        {
+            "id": f"p{i}",
+            "domain": "even" if i % 2 == 0 else "odd",
+            "split": splits[i % 3],
+            "messages": [
+                {"role": "user", "content": f"{1 + i} {12 - i} 3"},
+                {"role": "assistant", "content": f"{i} 5 {(3 * i) % 13} 7 8"},
+            ],
+        }
+        for i in range(12)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path

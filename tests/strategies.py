@@ -35,7 +35,7 @@ def rates(draw, max_heads=3, max_ranks=3):
             eighths -= row[-1]
         rows.append([value / 8 for value in draw(st.permutations(row))])
     # Rows that all rise from the first rank on are taken for cumulative accuracies and refused.
-    assume(num_ranks < 3 or not all(0 < row[0] and all(a < b for a, b in pairwise(row)) for row in rows))
+    assume(num_ranks < 3 or not all(row[0] > 0 and all(a < b for a, b in pairwise(row)) for row in rows))
     return rows
 
 
@@ -46,7 +46,8 @@ def rank_arrays(draw, max_documents=4, max_length=8, num_heads=3, max_rank=4):
     rows = []
     for length in lengths:
         block = np.array(
-            draw(st.lists(st.integers(0, max_rank), min_size=length * num_heads, max_size=length * num_heads)), dtype=int
+            draw(st.lists(st.integers(0, max_rank), min_size=length * num_heads, max_size=length * num_heads)),
+            dtype=int,
         ).reshape(length, num_heads)
         for head in range(num_heads):
             block[max(0, length - 1 - head) :, head] = -1

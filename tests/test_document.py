@@ -169,9 +169,14 @@ def test_an_interrupted_write_removes_its_part_and_keeps_the_old_file(tmp_path, 
 
     path = tmp_path / "tree.json"
     write_tree(built, path)
-    with pytest.raises(KeyboardInterrupt), replacing(path) as part:
-        part.write_text("half")
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with replacing(path) as part:
+            part.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert [entry.name for entry in tmp_path.iterdir()] == ["tree.json"]
     assert read_tree(path).tree == built.tree
 

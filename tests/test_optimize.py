@@ -66,7 +66,11 @@ def test_one_node_is_plain_decoding():
 
 @pytest.mark.parametrize(
     ("keywords", "message"),
-    [({"num_nodes": 0}, "`num_nodes` is 0"), ({"max_depth": -1}, "`max_depth` is -1"), ({"max_rank": -2}, "`max_rank`")],
+    [
+        ({"num_nodes": 0}, "`num_nodes` is 0"),
+        ({"max_depth": -1}, "`max_depth` is -1"),
+        ({"max_rank": -2}, "`max_rank`"),
+    ],
 )
 def test_impossible_limits_are_refused(keywords, message):
     with pytest.raises(ConstraintError, match=message):

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from treeopt.cli.build import LAST_CALIBRATION
-from treeopt.cli.options import load_models, prompts_path, require_torch, seed_option, target_options
+from treeopt.cli.options import WholeOrAuto, load_models, prompts_path, require_torch, seed_option, target_options
 
 __all__ = ["calibrate"]
 
@@ -26,7 +26,9 @@ __all__ = ["calibrate"]
 )  # fmt: skip
 @click.option("--max-new-tokens", default=128, show_default=True, type=click.IntRange(2), help="Most tokens a prompt.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Most tokens in all: prompts are left out evenly.")
-@click.option("--batch-size", default="auto", show_default=True, help="Prompts continued together, or auto.")
+@click.option(
+    "--batch-size", type=WholeOrAuto(), default="auto", show_default=True, help="Prompts continued together, or auto."
+)
 @seed_option
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @click.option("-o", "--output", default="trace.safetensors", show_default=True, type=click.Path(dir_okay=False))
@@ -40,7 +42,7 @@ def calibrate(
     continuations: str,
     max_new_tokens: int,
     max_tokens: int | None,
-    batch_size: str,
+    batch_size: int | None,
     seed: int,
     as_json: bool,
     output: str,
@@ -63,7 +65,7 @@ def calibrate(
 
     prompts = read_prompt_files(prompts_path(prompt_files), split=split)
     loaded, heads, name = load_models(target, heads_name, device, dtype)
-    size = auto_batch_size(loaded.model, max_new_tokens) if batch_size == "auto" else _whole(batch_size)
+    size = batch_size or auto_batch_size(loaded.model, max_new_tokens)
     settings = CalibrationSettings(continuations, max_new_tokens, size, seed)
     chosen = spread(prompts, settings, max_tokens)
     trace = run(loaded, heads, chosen, Path(output), settings, heads_name=name)
@@ -71,9 +73,3 @@ def calibrate(
         pointer.write_text(str(Path(output).resolve()), encoding="utf8")
     click.echo(json.dumps(head_rows(trace, seed=seed)) if as_json else describe_trace(trace, seed=seed))
     click.echo(f"written to {output}", err=True)
-
-
-def _whole(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise click.BadParameter(f"{text!r} is neither auto nor a whole number from 1", param_hint="--batch-size")
-    return int(text)

@@ -16,11 +16,25 @@ if TYPE_CHECKING:
     from treeopt.heads import MedusaHeads
     from treeopt.targets.loading import LoadedTarget
 
-__all__ = ["heads_path", "load_models", "prompts_path", "require_torch", "seed_option", "target_options"]
+__all__ = ["WholeOrAuto", "heads_path", "load_models", "prompts_path", "require_torch", "seed_option", "target_options"]
 
 TORCH_SIDE = ("torch", "transformers", "gguf", "tqdm")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class WholeOrAuto(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """A whole number from 1, or auto, which becomes None."""
+
+    name = "INTEGER|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Read the option's text."""
+        if value == "auto":
+            return None
+        if not str(value).isdigit() or int(value) < 1:
+            self.fail(f"{value!r} is neither auto nor a whole number from 1", param, ctx)
+        return int(value)
 
 
 def target_options(command: Command) -> Command:

@@ -127,6 +127,10 @@ class RowCache:
         shared.span = slots + num_tokens if isinstance(slots, int) else int(slots.max()) + 1
         return self._cache
 
+    def truncate(self, row: int, length: int) -> None:
+        """Forget a row's prefix from slot `length` on; a longer `length` changes nothing."""
+        self.lengths[row] = min(self.lengths[row], length)
+
     def keep(self, kept: Tensor, rows: Tensor, start: Tensor) -> None:
         """Move the slots in `kept` to consecutive slots: a gather over each layer, then a write.
 

@@ -30,7 +30,8 @@ class Decoded:
     tokens : list of int
         New tokens, up to and including the end-of-sequence token.
     accepted : list of int
-        Accepted nodes of each step, root excluded. The first token comes from the prompt's own pass, not from a step.
+        Tokens of each step less one: the accepted nodes, root excluded, up to the end of the text. The first token
+        comes from the prompt's own pass, not from a step.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -138,8 +139,11 @@ class TreeVerifier:
             accepted, tokens, after = self._step(cache, [rows[i].tokens[-1] for i in active], hidden[active], active)
             hidden[active] = after
             for i, path in zip(active, self._new_tokens(accepted, tokens)):
-                rows[i].accepted.append(len(path) - 1)
-                rows[i].tokens.extend(_cut(path, limits[i] - len(rows[i].tokens), self.eos_ids))
+                emitted = _cut(path, limits[i] - len(rows[i].tokens), self.eos_ids)
+                # What was accepted behind the end of the sequence leaves the cache again.
+                cache.truncate(i, cache.lengths[i] - (len(path) - 1) + len(emitted))
+                rows[i].accepted.append(len(emitted) - 1)
+                rows[i].tokens.extend(emitted)
         return rows
 
     def _prefill(self, cache: RowCache, row: int, prompt: Sequence[int]) -> tuple[int, Tensor]:

@@ -1,0 +1,225 @@
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from tests.reference import rank_of
+from treeopt import RankTrace
+from treeopt.calibrate.continuations import Continuation, continue_prompts, dataset_continuations
+from treeopt.calibrate.observe import batches, observe_ranks
+from treeopt.calibrate.run import CalibrationSettings, auto_batch_size, calibrate, spread
+from treeopt.calibrate.store import DocumentStore
+from treeopt.errors import TraceError
+from treeopt.prompts import Prompt, read_prompts
+from treeopt.targets.forward import Forward
+from treeopt.targets.greedy import greedy_continuations
+
+SETTINGS = CalibrationSettings(max_new_tokens=9, batch_size=3)
+
+
+@pytest.fixture
+def prompts(tiny_prompts):
+    return read_prompts(tiny_prompts, split="calibration")
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_batched_continuations_equal_generate(tiny_target, batch_size):
+    prompts = [[3, 1, 4], [9, 2, 6, 5, 3, 5, 8], [7], [2, 7], [1, 8, 2, 8], [12]]
+    plain = [
+        tiny_target.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=12, do_sample=False
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    eos = plain[0][5]  # an end-of-sequence token that some reach early and some never
+    expected = [row[: row.index(eos) + 1] if eos in row else row for row in plain]
+    with torch.inference_mode():
+        found = dict(
+            greedy_continuations(tiny_target, prompts, max_new_tokens=12, eos_ids={eos}, batch_size=batch_size)
+        )
+    assert [found[i] for i in range(len(prompts))] == expected
+
+
+def test_no_prompts_give_no_continuations(tiny_target):
+    assert list(greedy_continuations(tiny_target, [], max_new_tokens=4, eos_ids=(), batch_size=2)) == []
+
+
+@torch.no_grad()
+def test_ranks_equal_a_sort_at_every_position(tiny_target, tiny_heads):
+    documents = [
+        Continuation("a", None, (3, 1, 4), (1, 5, 9, 2, 6, 5, 3)),
+        Continuation("b", None, (7,), (2, 7, 1)),
+        Continuation("c", None, (5, 5), (8,)),
+    ]
+    found = observe_ranks(Forward(tiny_target), tiny_heads, documents)
+    for document, ranks in zip(documents, found):
+        whole = torch.tensor([[*document.prompt, *document.tokens]])
+        hidden = tiny_target.model(whole).last_hidden_state[0]
+        for i in range(len(document.tokens)):
+            logits = tiny_heads(hidden[len(document.prompt) - 1 + i])
+            for head in range(4):
+                true = i + 1 + head
+                expected = rank_of(logits[head].tolist(), document.tokens[true]) if true < len(document.tokens) else -1
+                assert ranks[i][head] == expected
+
+
+def test_chunks_do_not_change_the_ranks(tiny_target, tiny_heads, monkeypatch):
+    document = Continuation("a", None, (3, 1, 4), tuple(1 + i % 12 for i in range(40)))
+    whole = observe_ranks(Forward(tiny_target), tiny_heads, [document])
+    monkeypatch.setattr("treeopt.calibrate.observe.CHUNK_LOGITS", 3 * 13)
+    assert observe_ranks(Forward(tiny_target), tiny_heads, [document]) == whole
+
+
+def test_batches_hold_every_document_once_within_the_limit():
+    documents = [Continuation(str(i), None, (1,) * i, (2,) * (1 + i % 5)) for i in range(1, 20)]
+    groups = list(batches(documents, 40))
+    assert sorted(d.prompt_id for group in groups for d in group) == sorted(d.prompt_id for d in documents)
+    for group in groups:
+        width = max(len(d.prompt) + len(d.tokens) for d in group)
+        assert len(group) == 1 or width * len(group) <= 40
+
+
+def test_a_trace_holds_domains_denominators_and_hashes(tiny_loaded, tiny_heads, prompts, tmp_path):
+    trace = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "t.safetensors", SETTINGS, heads_name="tiny")
+    assert RankTrace.read(tmp_path / "t.safetensors") == trace
+    assert trace.documents.tolist() == [0, 9, 18, 27, 36]
+    assert trace.domains == ("odd", "even", "odd", "even")
+    assert trace.counts()[1].tolist() == [4 * 8, 4 * 7, 4 * 6, 4 * 5]
+    assert trace.metadata["target_hash"].startswith("sha256:")
+    assert trace.metadata["continuations"] == "generated"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.safetensors"]
+
+
+def test_the_models_own_text_given_as_a_data_set_has_the_same_ranks(tiny_loaded, tiny_heads, prompts, tmp_path):
+    generated = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "a.safetensors", SETTINGS)
+    documents = continue_prompts(tiny_loaded, prompts, tmp_path / "store.jsonl", max_new_tokens=9)
+    replies = [
+        Prompt(p.id, p.messages, p.domain, p.split, " ".join(map(str, document.tokens)))
+        for p, document in zip(prompts, documents)
+    ]
+    settings = CalibrationSettings(continuations="dataset", max_new_tokens=9)
+    dataset = calibrate(tiny_loaded, tiny_heads, replies, tmp_path / "b.safetensors", settings)
+    assert (dataset.ranks == generated.ranks).all()
+    assert dataset.metadata["continuations"] == "dataset"
+
+
+def test_the_data_sets_own_text_is_taken_as_it_is(tiny_loaded, prompts):
+    documents = dataset_continuations(tiny_loaded, prompts, max_new_tokens=4)
+    assert documents[0].tokens == (1, 5, 3, 7)
+    without = Prompt("x", prompts[0].messages)
+    with pytest.raises(TraceError, match=r"prompt `x` has no reply"):
+        dataset_continuations(tiny_loaded, [without])
+
+
+def test_too_short_continuations_are_refused(tiny_loaded, tiny_heads, prompts, tmp_path):
+    with pytest.raises(TraceError, match=r"raise --max-new-tokens"):
+        calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "t.safetensors", CalibrationSettings(max_new_tokens=3))
+
+
+# Interruptions
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("phase", ["continuations.jsonl", "ranks.jsonl"])
+@pytest.mark.parametrize("after", [1, 3])
+def test_an_interrupted_calibration_goes_on_and_ends_in_the_same_bytes(
+    tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch, phase, after
+):
+    whole = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "whole.safetensors", SETTINGS)
+    kept = []
+    append = DocumentStore.append
+
+    def stopping(store, document, value):
+        if store.path.name == phase:
+            if len(kept) == after:
+                raise Stopped
+            kept.append(document)
+        append(store, document, value)
+
+    monkeypatch.setattr(DocumentStore, "append", stopping)
+    with pytest.raises(Stopped):
+        calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "t.safetensors", SETTINGS)
+    assert not (tmp_path / "t.safetensors").exists()
+
+    redone = []
+
+    def counting(store, document, value):
+        if store.path.name == phase:
+            redone.append(document)
+        append(store, document, value)
+
+    monkeypatch.setattr(DocumentStore, "append", counting)
+    again = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "t.safetensors", SETTINGS)
+    assert again == whole
+    assert sorted(kept + redone) == sorted(prompt.id for prompt in prompts)
+
+
+def test_a_line_cut_by_a_kill_is_dropped_and_the_rest_kept(tmp_path):
+    path = tmp_path / "store.jsonl"
+    with DocumentStore(path, {"a": 1}) as store:
+        store.append("x", [1, 2])
+        store.append("y", [3])
+    whole = path.read_bytes()
+    for cut in range(1, len(whole)):
+        path.write_bytes(whole[:cut])
+        with DocumentStore(path, {"a": 1}) as store:
+            done = {key: value for key, value in {"x": [1, 2], "y": [3]}.items() if key in store.done}
+            assert store.done == done
+            for key in {"x", "y"} - set(done):
+                store.append(key, {"x": [1, 2], "y": [3]}[key])
+        with DocumentStore(path, {"a": 1}) as store:
+            assert store.done == {"x": [1, 2], "y": [3]}
+
+
+def test_a_store_of_other_settings_or_a_damaged_one_is_refused(tmp_path):
+    path = tmp_path / "store.jsonl"
+    with DocumentStore(path, {"a": 1, "b": 2}) as store:
+        store.append("x", 1)
+    with pytest.raises(TraceError, match=r"another b; delete it to start anew"):
+        DocumentStore(path, {"a": 1, "b": 3})
+    path.write_text('{"a": 1, "b": 2}\n{"id"\n')
+    with pytest.raises(TraceError, match=r"is damaged"):
+        DocumentStore(path, {"a": 1, "b": 2})
+
+
+def test_a_killed_calibration_leaves_nothing_broken_and_goes_on(
+    tiny_directory, tiny_heads_directory, tiny_prompts, tmp_path
+):
+    output = tmp_path / "t.safetensors"
+    arguments = ["calibrate", "--target", str(tiny_directory), "--heads", str(tiny_heads_directory)]
+    arguments += ["--prompts", str(tiny_prompts), "--max-new-tokens", "200", "--batch-size", "1", "-o", str(output)]
+    command = [sys.executable, "-m", "treeopt", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    store = tmp_path / "t.safetensors.partial" / "continuations.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (store.exists() and len(store.read_text().splitlines()) >= 2):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = [json.loads(line)["id"] for line in store.read_text().splitlines(keepends=True)[1:] if line.endswith("\n")]
+    assert kept
+    assert not output.exists()
+    subprocess.run(command, check=True, capture_output=True)
+    assert RankTrace.read(output).num_documents == 4
+    assert not store.parent.exists()
+
+
+# Sizes
+
+
+def test_a_limit_of_tokens_leaves_prompts_out_evenly(prompts):
+    assert [p.id for p in spread(prompts, SETTINGS, 18)] == ["p1", "p7"]
+    assert spread(prompts, SETTINGS, None) == prompts
+    assert len(spread(prompts, SETTINGS, 1)) == 1
+
+
+def test_the_automatic_batch_shrinks_with_the_cache_it_needs(tiny_target):
+    assert auto_batch_size(tiny_target, 128) == 64
+    assert auto_batch_size(tiny_target, 1 << 22) == 1

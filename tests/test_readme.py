@@ -1,0 +1,103 @@
+"""The README's commands, code and claims about files, as far as a test can run them."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+
+import treeopt
+from treeopt.cli import main
+from treeopt.document import KEYS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf8")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+
+
+def commands():
+    text = "\n".join(blocks("bash") + blocks(""))
+    return [shlex.split(part) for part in re.findall(r"(?:^|&& )(treeopt [^&\n]+)", text, re.M)]
+
+
+def test_the_first_command_installs_calibrates_builds_and_verifies_and_the_second_tests():
+    first, second = blocks("bash")
+    assert re.search(r"pip install .*\.\[torch\]", first)
+    assert [words[1] for words in commands()[:3]] == ["calibrate", "build", "verify"]
+    assert re.search(r"pip install .*\.\[dev\]", second)
+    assert second.rstrip().endswith("pytest")
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_command_line_is_understood(words):
+    command = main.commands[words[1]]
+    command.make_context(words[1], words[2:], resilient_parsing=False)
+    with pytest.raises(click.UsageError):
+        command.make_context(words[1], [*words[2:], "--no-such-option"])
+
+
+def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks("python")
+    assert len([line for line in code.splitlines() if line.strip() and not line.startswith("import")]) <= 6
+    names = {}
+    exec(code, names)
+    assert names["buffers"].attention_mask.shape == (names["built"].tree.num_nodes,) * 2
+    assert "DraftTree(num_nodes=7" in capsys.readouterr().out
+
+
+def test_the_table_of_the_format_names_every_key():
+    table = README.split("## The tree file")[1].split("## Limits")[0]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert named == set(KEYS)
+
+
+def test_a_consumer_written_from_the_table_rebuilds_mask_and_paths(tmp_path):
+    treeopt.write_tree(treeopt.best_tree(np.full((3, 4), 0.25), num_nodes=70), tmp_path / "tree.json")
+    document = json.loads((tmp_path / "tree.json").read_text())
+    parents, ranks = document["parents"], document["ranks"]
+    num_nodes = document["num_nodes"]
+    for row in range(1, num_nodes):
+        assert document["paths"][row] == [*document["paths"][parents[row]], ranks[row]]
+        seen, node = {row}, row
+        while node > 0:
+            node = parents[node]
+            seen.add(node)
+        words = [int(word, 16) for word in document["packed_mask"][row]]
+        assert {j for j in range(num_nodes) if words[j // 64] >> (j % 64) & 1} == seen
+        assert {j for j, bit in enumerate(document["attention_mask"][row]) if bit} == seen
+
+
+def test_the_readme_and_the_package_agree_on_the_lowest_versions():
+    project = (ROOT / "pyproject.toml").read_text()
+    torch, python = (re.search(text, README)[1] for text in (r"any torch from (\S+) on", r"Python (\S+) or newer"))
+    assert f'"torch>={torch}"' in project
+    assert f'requires-python = ">={python}"' in project
+
+
+@pytest.mark.heavy
+def test_the_package_installs_without_the_repository(tmp_path):
+    """A wheel carries prompts, heads, traces and trees."""
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)],
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = subprocess.run(
+        [sys.executable, "-m", "zipfile", "-l", str(wheel)], capture_output=True, text=True, check=True
+    ).stdout
+    for name in (
+        "calibration/prompts/chat.jsonl",
+        "calibration/heads/demo/medusa_lm_head.safetensors",
+        "trees/demo-64.json",
+    ):
+        assert f"treeopt/bundled/{name}" in names
+    assert "py.typed" in names

@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 
 from tests.reference import all_paths, best_sum
 from tests.strategies import rates
-from treeopt import best_tree
+from treeopt import AcceptanceTable, DraftTree, best_tree
 from treeopt.errors import ConstraintError
+from treeopt.optimize import HeadModel
+from treeopt.optimize.best_first import _heap_search
+from treeopt.optimize.built import Constraints
+from treeopt.optimize.large import likeliest_paths
 
 DATA = Path(__file__).parent / "data"
 
@@ -104,3 +108,26 @@ def test_probabilities_are_products_along_the_path():
         for head, rank in enumerate(path):
             product *= rows[head, rank]
         assert probability == product
+
+
+@given(rates(max_heads=4, max_ranks=4), st.integers(1, 80))
+def test_array_operations_take_the_same_nodes_as_the_heap(rows, num_nodes):
+    model = HeadModel(AcceptanceTable.from_rates(rows))
+    slow = _heap_search(model, Constraints(num_nodes))
+    fast = likeliest_paths(model.table.rates, num_nodes)
+    assert fast.parents.tolist() == slow.parents.tolist()
+    assert fast.ranks.tolist() == slow.ranks.tolist()
+    assert fast.probabilities.tolist() == slow.probabilities.tolist()
+    assert fast.added.tolist() == slow.added.tolist()
+    assert fast.following == slow.following
+
+
+@pytest.mark.parametrize("num_nodes", [257, 3000, 20_000])
+def test_large_budgets_take_the_same_nodes_as_the_heap(num_nodes):
+    rows = np.random.default_rng(1).dirichlet(np.full(40, 0.2), size=6)  # neither sorted nor without tiny rates
+    slow = _heap_search(HeadModel(AcceptanceTable.from_rates(rows)), Constraints(num_nodes, max_depth=5, max_rank=30))
+    built = best_tree(rows, num_nodes, max_depth=5, max_rank=30)
+    assert built.tree.parents.tolist() == slow.parents.tolist()
+    assert built.added.tolist() == slow.added.tolist()
+    assert built.first_excluded == slow.following
+    assert built.tree == DraftTree.from_paths(built.tree.paths[1:])

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from treeopt.errors import TreeError
 
-__all__ = ["DraftTree", "Path", "chain", "dense_tree"]
+__all__ = ["DraftTree", "Path", "chain", "dense_tree", "format_path", "frozen", "order_key"]
 
 Path = tuple[int, ...]
 
@@ -80,7 +80,7 @@ class DraftTree:
             index[path] = len(parents)
             parents.append(index[path[:-1]])
             ranks.append(path[-1])
-        return cls(_frozen(parents), _frozen(ranks))
+        return cls(frozen(parents), frozen(ranks))
 
     @classmethod
     def from_parents(cls, parents: ArrayLike, ranks: ArrayLike) -> DraftTree:
@@ -126,7 +126,7 @@ class DraftTree:
         if twice.size:
             node = int(new[twice[0] + 1])
             raise TreeError(f"node `{node}` has the same parent and rank as a sibling; delete one of the two")
-        return cls(_frozen(tree_parents), _frozen(tree_ranks))
+        return cls(frozen(tree_parents), frozen(tree_ranks))
 
     @property
     def num_nodes(self) -> int:
@@ -245,7 +245,7 @@ def dense_tree(widths: Sequence[int]) -> DraftTree:
         parents.append(np.repeat(np.arange(first, first + count), width))
         ranks.append(np.tile(np.arange(width), count))
         first, count = first + count, count * width
-    return DraftTree(_frozen(np.concatenate(parents)), _frozen(np.concatenate(ranks)))
+    return DraftTree(frozen(np.concatenate(parents)), frozen(np.concatenate(ranks)))
 
 
 def chain(depth: int) -> DraftTree:
@@ -300,7 +300,8 @@ def _check_parents(parent: NDArray[Any], rank: NDArray[Any]) -> None:
         raise TreeError(f"node `{negative[0]}` has rank {rank[negative[0]]}; ranks start at 0")
 
 
-def _frozen(values: ArrayLike) -> NDArray[np.int64]:
+def frozen(values: ArrayLike) -> NDArray[np.int64]:
+    """Return a read-only int64 copy."""
     array = np.array(values, dtype=np.int64)
     array.setflags(write=False)
     return array

@@ -2,5 +2,6 @@
 
 from treeopt.optimize.best_first import best_tree
 from treeopt.optimize.built import BuiltTree
+from treeopt.optimize.models import HeadModel, JointModel, PathModel, SiblingModel
 
-__all__ = ["BuiltTree", "best_tree"]
+__all__ = ["BuiltTree", "HeadModel", "JointModel", "PathModel", "SiblingModel", "best_tree"]

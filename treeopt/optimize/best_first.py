@@ -6,37 +6,42 @@ optimal at every budget: the trees of one run nest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from treeopt.acceptance import AcceptanceTable
 from treeopt.errors import ConstraintError
-from treeopt.optimize.built import BuiltTree, Constraints
-from treeopt.tree import DraftTree, Path
+from treeopt.optimize.built import BuiltTree, Constraints, expected_accepted
+from treeopt.optimize.large import LikeliestPaths, likeliest_paths
+from treeopt.optimize.models import Child, HeadModel, PathModel
+from treeopt.tree import DraftTree, Path, frozen, order_key
 
-__all__ = ["best_tree"]
+__all__ = ["as_model", "best_tree"]
+
+VECTORISED_NODES = 256  # above, array operations beat the heap; below, their fixed cost of about 1 ms does not
 
 # (minus probability, depth, path, place among its siblings): the heap's order is the rule for ties.
 Entry = tuple[float, int, Path, int]
 
 
 def best_tree(
-    acceptance: AcceptanceTable | ArrayLike,
+    acceptance: AcceptanceTable | PathModel | ArrayLike,
     num_nodes: int = 64,
     *,
     max_depth: int | None = None,
     max_rank: int | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> BuiltTree:
-    """Return the tree with the largest E[L] at a budget, under independent heads.
+    """Return the tree with the largest E[L] at a budget.
 
     Parameters
     ----------
-    acceptance : AcceptanceTable or array_like of float, shape (heads, ranks)
-        Accuracy of each head at each rank.
+    acceptance : AcceptanceTable, PathModel, or array_like of float, shape (heads, ranks)
+        Accuracy of each head at each rank, heads being independent; or any model of path probabilities.
     num_nodes : int
         Tokens in one verification pass, root included. Paths of probability 0 are never added, so the tree is smaller
         when fewer paths are possible.
@@ -64,12 +69,30 @@ def best_tree(
     >>> round(built.tokens_per_step, 3)
     2.1
     """
-    table = acceptance if isinstance(acceptance, AcceptanceTable) else AcceptanceTable.from_rates(acceptance)
+    model = as_model(acceptance)
     constraints = _checked(Constraints(num_nodes, max_depth, max_rank))
-    paths, probabilities, following = _search(table, constraints)
-    free = _search(table, Constraints(num_nodes))[1] if _may_bind(table, constraints) else probabilities
-    unconstrained = float(sum(free))
-    return _built(paths, probabilities, constraints, following, unconstrained, provenance or {})
+    found = _search(model, constraints)
+    free = found
+    if max_rank is not None or (max_depth is not None and max_depth < model.num_levels):
+        free = _search(model, Constraints(num_nodes))
+    return BuiltTree(
+        tree=DraftTree(frozen(found.parents), frozen(found.ranks)),
+        path_probabilities=found.probabilities,
+        added=found.added,
+        constraints=constraints,
+        first_excluded=found.following,
+        unconstrained=expected_accepted(free.probabilities, free.added),
+        provenance=dict(provenance or {}),
+    )
+
+
+def as_model(acceptance: AcceptanceTable | PathModel | ArrayLike) -> PathModel:
+    """Return the path model that is meant: tables and arrays of rates are independent heads."""
+    if hasattr(acceptance, "children"):
+        return cast(PathModel, acceptance)
+    if isinstance(acceptance, AcceptanceTable):
+        return HeadModel(acceptance)
+    return HeadModel(AcceptanceTable.from_rates(acceptance))
 
 
 def _checked(constraints: Constraints) -> Constraints:
@@ -84,60 +107,59 @@ def _checked(constraints: Constraints) -> Constraints:
     return constraints
 
 
-def _may_bind(table: AcceptanceTable, constraints: Constraints) -> bool:
+def _search(model: PathModel, constraints: Constraints) -> LikeliestPaths:
     depth, rank = constraints.max_depth, constraints.max_rank
-    return (depth is not None and depth < table.num_heads) or (rank is not None and rank + 1 < table.num_ranks)
+    if isinstance(model, HeadModel) and constraints.num_nodes > VECTORISED_NODES:
+        rates = model.table.rates[:depth, : None if rank is None else rank + 1]
+        return likeliest_paths(rates, constraints.num_nodes)
+    return _heap_search(model, constraints)
 
 
-def _search(table: AcceptanceTable, constraints: Constraints) -> tuple[list[Path], list[float], float]:
-    """Return the most likely paths in order, their probabilities, and the probability of the next one."""
-    levels = _sorted_levels(table, constraints)
-    paths: list[Path] = []
-    probabilities: list[float] = []
+def _heap_search(model: PathModel, constraints: Constraints) -> LikeliestPaths:
+    """Take the likeliest path again and again; works for every model."""
+    max_depth = model.num_levels if constraints.max_depth is None else constraints.max_depth
+    max_rank = constraints.max_rank
     heap: list[Entry] = []
     # Of each family only the best child not yet taken is in the heap; taking it brings in the next.
-    parents: dict[Path, float] = {(): 1.0}
+    families: dict[Path, tuple[float, Sequence[Child]]] = {}
 
-    def push(parent: Path, place: int) -> None:
-        depth = len(parent)
-        if depth < len(levels) and place < len(levels[depth]):
-            rate, rank = levels[depth][place]
-            heappush(heap, (-(parents[parent] * rate), depth + 1, (*parent, rank), place))
+    def open_family(path: Path, probability: float) -> None:
+        children: Sequence[Child] = model.children(path) if len(path) < max_depth else ()
+        if max_rank is not None:
+            children = [child for child in children if child[1] <= max_rank]
+        families[path] = probability, children
+        push(path, 0)
 
-    push((), 0)
+    def push(path: Path, place: int) -> None:
+        probability, children = families[path]
+        if place < len(children):
+            rate, rank = children[place]
+            heappush(heap, (-(probability * rate), len(path) + 1, (*path, rank), place))
+
+    open_family((), 1.0)
+    paths: list[Path] = []
+    probabilities: list[float] = []
     while heap and len(paths) < constraints.num_nodes - 1 and heap[0][0] < 0.0:
         negative, _, path, place = heappop(heap)
         paths.append(path)
         probabilities.append(-negative)
-        parents[path] = -negative
         push(path[:-1], place + 1)
-        push(path, 0)
-    return paths, probabilities, -heap[0][0] if heap else 0.0
+        open_family(path, -negative)
+    return _arrays(paths, probabilities, -heap[0][0] if heap else 0.0)
 
 
-def _sorted_levels(table: AcceptanceTable, constraints: Constraints) -> list[list[tuple[float, int]]]:
-    """Return for each depth the (rate, rank) pairs, best first: a head's next rank may be the better one."""
-    depth = table.num_heads if constraints.max_depth is None else min(constraints.max_depth, table.num_heads)
-    num_ranks = table.num_ranks if constraints.max_rank is None else min(constraints.max_rank + 1, table.num_ranks)
-    # No node ranks below the budget's worth of better siblings.
-    useful = min(num_ranks, constraints.num_nodes)
-    rates = table.rates[:depth, :num_ranks]
-    order = np.argsort(-rates, axis=1, kind="stable")[:, :useful]
-    best = np.take_along_axis(rates, order, axis=1)
-    return [list(zip(rate, rank)) for rate, rank in zip(best.tolist(), order.tolist())]
-
-
-def _built(
-    paths: list[Path],
-    probabilities: list[float],
-    constraints: Constraints,
-    following: float,
-    unconstrained: float,
-    provenance: Mapping[str, str],
-) -> BuiltTree:
-    tree = DraftTree._of_valid(paths)
-    place = {path: node for node, path in enumerate(tree.paths)}
-    added = np.array([0, *(place[path] for path in paths)], dtype=np.int64)
-    path_probabilities = np.empty(len(added))
-    path_probabilities[added] = [1.0, *probabilities]
-    return BuiltTree(tree, path_probabilities, added, constraints, following, unconstrained, dict(provenance))
+def _arrays(paths: list[Path], probabilities: list[float], following: float) -> LikeliestPaths:
+    """Sort nodes from the order they were taken in to (depth, path)."""
+    taken = sorted(range(len(paths)), key=lambda i: order_key(paths[i]))
+    place: dict[Path, int] = {(): 0}
+    parents, ranks, sorted_probabilities, added = [-1], [-1], [1.0], [0] * (len(paths) + 1)
+    for node, i in enumerate(taken, 1):
+        path = paths[i]
+        place[path] = node
+        parents.append(place[path[:-1]])
+        ranks.append(path[-1])
+        sorted_probabilities.append(probabilities[i])
+        added[i + 1] = node
+    return LikeliestPaths(
+        np.array(parents), np.array(ranks), np.array(sorted_probabilities), np.array(added), following
+    )

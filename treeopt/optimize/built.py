@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from treeopt.tree import DraftTree
 
-__all__ = ["BuiltTree", "Constraints"]
+__all__ = ["BuiltTree", "Constraints", "expected_accepted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class BuiltTree:
     @property
     def expected_accepted(self) -> float:
         """E[L]: mean number of accepted nodes a step, root excluded."""
-        return float(self.curve[-1])
+        return expected_accepted(self.path_probabilities, self.added)
 
     @property
     def tokens_per_step(self) -> float:
@@ -82,3 +82,9 @@ class BuiltTree:
     def last_included(self) -> float:
         """Smallest path probability in the tree."""
         return float(self.path_probabilities[self.added[-1]])
+
+
+def expected_accepted(path_probabilities: NDArray[np.float64], added: NDArray[np.int64]) -> float:
+    """Return E[L]: the sum of the nodes' path probabilities without the root's, in the order they were added."""
+    # cumsum adds one after the other, as the curve does; sum would add in pairs and round otherwise.
+    return float(path_probabilities[added[1:]].cumsum()[-1]) if len(added) > 1 else 0.0

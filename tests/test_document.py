@@ -66,7 +66,8 @@ def test_the_file_of_a_small_tree_is_this_text():
         '  "curve": [0.0,0.5,0.75],\n'
         '  "constraints": {"num_nodes":3,"max_depth":null,"max_rank":4},\n'
         '  "certificate": {"last_included":0.25,"first_excluded":0.0,'
-        '"unconstrained_expected_accepted":0.75,"caps_bind":false},\n'
+        '"unconstrained_expected_accepted":0.75,"caps_bind":false,'
+        '"expected_accepted_interval":null,"nodes_within_noise":null},\n'
         '  "provenance": {"source":"test"}\n'
         "}\n"
     )

@@ -17,6 +17,7 @@ from treeopt.buffers import TreeBuffers
 from treeopt.errors import ConstraintError, DocumentError, TreeError
 from treeopt.files import replacing
 from treeopt.optimize.built import BuiltTree, Constraints
+from treeopt.optimize.certificate import Noise
 from treeopt.tree import DraftTree
 
 __all__ = ["SCHEMA", "from_json", "read_tree", "to_bytes", "write_tree"]
@@ -31,7 +32,14 @@ MASKS = ("attention_mask", "packed_mask", "retrieve", "retrieve_valid")
 VALUES = ("expected_accepted", "tokens_per_step", "path_probabilities", "added", "curve")
 KEYS = ("schema", *STRUCTURE, *MASKS, *VALUES, "constraints", "certificate", "provenance")
 CONSTRAINT_KEYS = ("num_nodes", "max_depth", "max_rank")
-CERTIFICATE_KEYS = ("last_included", "first_excluded", "unconstrained_expected_accepted", "caps_bind")
+CERTIFICATE_KEYS = (
+    "last_included",
+    "first_excluded",
+    "unconstrained_expected_accepted",
+    "caps_bind",
+    "expected_accepted_interval",
+    "nodes_within_noise",
+)
 
 
 def to_bytes(built: BuiltTree) -> bytes:
@@ -95,6 +103,7 @@ def from_json(data: Any) -> BuiltTree:
         first_excluded=_number(certificate, "first_excluded"),
         unconstrained=_number(certificate, "unconstrained_expected_accepted"),
         provenance=provenance,
+        noise=_noise(certificate),
     )
     _check_derived(data, built)
     return built
@@ -128,6 +137,8 @@ def _fields(built: BuiltTree) -> dict[str, Any]:
             "first_excluded": built.first_excluded,
             "unconstrained_expected_accepted": built.unconstrained,
             "caps_bind": built.cap_cost > TOLERANCE,
+            "expected_accepted_interval": [built.noise.low, built.noise.high] if built.noise else None,
+            "nodes_within_noise": built.noise.nodes_within_noise if built.noise else None,
         },
         "provenance": dict(sorted(built.provenance.items())),
     }
@@ -205,6 +216,18 @@ def _number(data: Mapping[str, Any], name: str) -> float:
     if type(value) not in (int, float):
         raise DocumentError(f"`{name}` is {value!r}; give a number")
     return float(value)
+
+
+def _noise(certificate: Mapping[str, Any]) -> Noise | None:
+    interval, within = certificate["expected_accepted_interval"], certificate["nodes_within_noise"]
+    if interval is None and within is None:
+        return None
+    numeric = isinstance(interval, list) and [type(value) in (int, float) for value in interval] == [True, True]
+    if not numeric or type(within) is not int:
+        raise DocumentError(
+            "`certificate` must give `expected_accepted_interval` as two numbers and `nodes_within_noise`"
+        )
+    return Noise(float(interval[0]), float(interval[1]), within)
 
 
 def _probabilities(data: Mapping[str, Any], tree: DraftTree) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -101,7 +101,12 @@ def _percent(value: Any) -> str:
 
 
 def _notes(built: BuiltTree) -> Iterator[str]:
-    limits = built.constraints
+    limits, noise = built.constraints, built.noise
+    if noise is not None:
+        yield (
+            f"95 % interval of E[L] over documents [{noise.low:.4f}, {noise.high:.4f}]; {noise.nodes_within_noise} nodes "
+            "cannot be told from the best one left out"
+        )
     if built.tree.num_nodes < limits.num_nodes:
         yield (
             f"{limits.num_nodes} nodes were asked for, {built.tree.num_nodes} exist: no other path within the limits has "

@@ -6,11 +6,17 @@ import hashlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from treeopt.bundled import DEMO_TRACE, calibration_path
+from treeopt.cli.options import seed_option
 from treeopt.files import cache_directory
+
+if TYPE_CHECKING:
+    from treeopt.acceptance import AcceptanceTable
+    from treeopt.trace import RankTrace
 
 __all__ = ["LAST_CALIBRATION", "build"]
 
@@ -23,8 +29,9 @@ TRACE_KEYS = ("target", "target_hash", "heads", "heads_hash", "prompts_hash", "c
 @click.option("--nodes", default=64, show_default=True, type=int, help="Tokens in one pass, root included.")
 @click.option("--max-depth", type=int, help="Deepest level.  [default: the number of heads]")
 @click.option("--max-rank", type=int, help="Largest rank in any path.  [default: no limit]")
+@seed_option
 @click.option("-o", "--output", default="tree.json", show_default=True, help="Tree file; - writes it to stdout.")
-def build(source: str | None, nodes: int, max_depth: int | None, max_rank: int | None, output: str) -> None:
+def build(source: str | None, nodes: int, max_depth: int | None, max_rank: int | None, seed: int, output: str) -> None:
     """Build the tree with the largest expected acceptance E[L] at a budget of nodes.
 
     SOURCE is a trace (.safetensors) of `treeopt calibrate`, or a table of accuracies (.json): a list of rows, one a
@@ -35,11 +42,13 @@ def build(source: str | None, nodes: int, max_depth: int | None, max_rank: int |
         treeopt build --nodes 64 -o tree.json
     """
     from treeopt.document import to_bytes, write_tree
-    from treeopt.optimize import best_tree
+    from treeopt.optimize import best_tree, certified
     from treeopt.show import describe_tree
 
-    table, provenance = _read(_source(source))
+    table, trace, provenance = _read(_source(source))
     built = best_tree(table, nodes, max_depth=max_depth, max_rank=max_rank, provenance=provenance)
+    if trace is not None:
+        built = certified(built, trace, seed=seed)
     summary = describe_tree(built, draw=False)
     if output == "-":
         click.echo(summary, err=True)
@@ -63,15 +72,15 @@ def _source(given: str | None) -> Path:
     return calibration_path(DEMO_TRACE)
 
 
-def _read(path: Path):  # type: ignore[no-untyped-def]
+def _read(path: Path) -> tuple[AcceptanceTable, RankTrace | None, dict[str, str]]:
     from treeopt.acceptance import AcceptanceTable
     from treeopt.trace import RankTrace
 
     if path.suffix == ".json":
         table = AcceptanceTable.read(path)
-        return table, {"source": "acceptance table", "sha256": _sha256(path)}
+        return table, None, {"source": "acceptance table", "sha256": _sha256(path)}
     trace = RankTrace.read(path)
-    return trace.table(), trace_provenance(trace.metadata, _sha256(path))
+    return trace.table(), trace, trace_provenance(trace.metadata, _sha256(path))
 
 
 def trace_provenance(metadata: Mapping[str, str], sha256: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ optimal at every budget: the trees of one run nest.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import cast
 
@@ -16,11 +17,13 @@ from numpy.typing import ArrayLike
 from treeopt.acceptance import AcceptanceTable
 from treeopt.errors import ConstraintError
 from treeopt.optimize.built import BuiltTree, Constraints, expected_accepted
+from treeopt.optimize.certificate import sampling_noise
 from treeopt.optimize.large import LikeliestPaths, likeliest_paths
 from treeopt.optimize.models import Child, HeadModel, PathModel
+from treeopt.trace import RankTrace
 from treeopt.tree import DraftTree, Path, frozen, order_key
 
-__all__ = ["as_model", "best_tree"]
+__all__ = ["as_model", "best_tree", "certified"]
 
 VECTORISED_NODES = 256  # above, array operations beat the heap; below, their fixed cost of about 1 ms does not
 
@@ -84,6 +87,24 @@ def best_tree(
         unconstrained=expected_accepted(free.probabilities, free.added),
         provenance=dict(provenance or {}),
     )
+
+
+def certified(built: BuiltTree, trace: RankTrace, *, seed: int = 0) -> BuiltTree:
+    """Return a tree built from a trace's accuracies with the sampling noise of its E[L].
+
+    Parameters
+    ----------
+    built : BuiltTree
+        Of independent heads.
+    trace : RankTrace
+        The trace whose table built it.
+    seed : int
+        Of the bootstrap over documents.
+    """
+    limits = built.constraints
+    larger = best_tree(trace.table(), limits.num_nodes + 1, max_depth=limits.max_depth, max_rank=limits.max_rank)
+    left_out = larger.tree.paths[larger.added[-1]] if larger.tree.num_nodes > built.tree.num_nodes else None
+    return replace(built, noise=sampling_noise(trace, built.tree, left_out, seed=seed))
 
 
 def as_model(acceptance: AcceptanceTable | PathModel | ArrayLike) -> PathModel:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.optimize.certificate import Noise
 from treeopt.tree import DraftTree
 
 __all__ = ["BuiltTree", "Constraints", "expected_accepted"]
@@ -48,6 +49,8 @@ class BuiltTree:
         E[L] of the best tree of as many nodes without limits on depth and rank.
     provenance : mapping of str to str
         Where the acceptance model came from.
+    noise : Noise or None
+        Spread of E[L] over samples of documents; None for accuracies without a trace.
     """
 
     tree: DraftTree
@@ -57,6 +60,7 @@ class BuiltTree:
     first_excluded: float
     unconstrained: float
     provenance: Mapping[str, str] = field(default_factory=dict)
+    noise: Noise | None = None
 
     @property
     def curve(self) -> NDArray[np.float64]:

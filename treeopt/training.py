@@ -106,7 +106,7 @@ def train_heads(
             tokens = sum(len(document.tokens) for document in groups[number])
             progress.add(documents=1, tokens=tokens, note=f"loss {run.loss:.3f}")
     heads.eval()
-    return heads, accuracies(heads, [(states.of([document])[0], document.tokens) for document in held_out])
+    return heads, accuracies(heads, list(zip(states.of(held_out), (document.tokens for document in held_out))))
 
 
 @torch.no_grad()

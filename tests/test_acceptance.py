@@ -19,6 +19,9 @@ from treeopt.errors import AcceptanceError
         ([], r"`rates` is empty"),
         ([0.5, 0.2], r"head `0` is 0.5"),
         ([["a"]], r"not a number"),
+        ([["0.5"]], r"not a number"),
+        ([[True]], r"not a number"),
+        ([[10**400]], r"not a number"),
         ([[]], r"head `0`"),
     ],
 )
@@ -49,6 +52,8 @@ def test_each_head_is_divided_by_its_own_positions():
         ([[-1, 2]], [4], r"negative count"),
         ([[1]], [4, 4], r"shape"),
         ([[0.5]], [4], r"whole numbers"),
+        ([[0]], [0], r"must lie in 1"),
+        ([[2**62, 2**62]], [10], r"recount"),
     ],
 )
 def test_counts_that_contradict_each_other_are_refused(hits, positions, message):
@@ -62,6 +67,7 @@ def test_counts_that_contradict_each_other_are_refused(hits, positions, message)
         ({"schema": "treeopt.acceptance/2", "rates": [[0.5]]}, r"`schema` is 'treeopt.acceptance/2'"),
         ({"schema": "treeopt.acceptance/1", "rates": [[0.5]], "extra": 1}, r"`extra` is not a key"),
         ({"schema": "treeopt.acceptance/1"}, r"exactly one of `rates` and `hits`"),
+        ({"schema": "treeopt.tree/1"}, r"this is a tree"),
         ("text", r"`schema` is 'str'"),
     ],
 )
@@ -93,3 +99,11 @@ def test_a_file_that_is_no_json_is_refused(tmp_path):
 def test_rates_cannot_be_written():
     with pytest.raises(ValueError, match="read-only"):
         AcceptanceTable.from_rates(np.array([[0.5]])).rates[0, 0] = 1
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"schema": 1, "schema": 2}', "[[NaN]]"])
+def test_careless_json_is_refused(tmp_path, text):
+    path = tmp_path / "table.json"
+    path.write_text(text)
+    with pytest.raises(AcceptanceError, match=r"cannot be read as an acceptance table"):
+        AcceptanceTable.read(path)

@@ -13,7 +13,7 @@ from treeopt.calibrate.continuations import Continuation, continue_prompts, data
 from treeopt.calibrate.observe import batches, observe_ranks
 from treeopt.calibrate.run import CalibrationSettings, auto_batch_size, calibrate, spread
 from treeopt.calibrate.store import DocumentStore
-from treeopt.errors import TraceError
+from treeopt.errors import TargetError, TraceError
 from treeopt.prompts import Prompt, read_prompts
 from treeopt.targets.forward import Forward
 from treeopt.targets.greedy import greedy_continuations
@@ -181,12 +181,78 @@ def test_a_line_cut_by_a_kill_is_dropped_and_the_rest_kept(tmp_path):
 def test_a_store_of_other_settings_or_a_damaged_one_is_refused(tmp_path):
     path = tmp_path / "store.jsonl"
     with DocumentStore(path, {"a": 1, "b": 2}) as store:
-        store.append("x", 1)
+        store.append("x", [1])
     with pytest.raises(TraceError, match=r"another b; delete it to start anew"):
         DocumentStore(path, {"a": 1, "b": 3})
-    path.write_text('{"a": 1, "b": 2}\n{"id"\n')
-    with pytest.raises(TraceError, match=r"is damaged"):
-        DocumentStore(path, {"a": 1, "b": 2})
+    for damage in (
+        '{"a": 1, "b": 2}\n{"id"\n',
+        "5\n",
+        '{"a": 1, "b": 2}\n5\n',
+        '{"a": 1, "b": 2}\n{"id": "x", "value": 1}\n',
+    ):
+        path.write_text(damage)
+        with pytest.raises(TraceError, match=r"is damaged"):
+            DocumentStore(path, {"a": 1, "b": 2})
+
+
+def test_a_second_run_on_the_same_output_is_refused(tmp_path):
+    path = tmp_path / "store.jsonl"
+    with DocumentStore(path, {"a": 1}), pytest.raises(TraceError, match=r"is being written by another run"):
+        DocumentStore(path, {"a": 1})
+    with DocumentStore(path, {"a": 1}) as again:
+        assert again.done == {}
+
+
+def test_names_and_seeds_do_not_stand_in_the_way_of_going_on(tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch):
+    output = tmp_path / "t.safetensors"
+    monkeypatch.setattr("treeopt.calibrate.run.shutil.rmtree", lambda *args, **keywords: None)
+    calibrate(tiny_loaded, tiny_heads, prompts, output, SETTINGS, heads_name="heads")
+    settings = CalibrationSettings(max_new_tokens=9, batch_size=5, seed=7)
+    again = calibrate(tiny_loaded, tiny_heads, prompts, output, settings, heads_name="./heads")
+    assert again.metadata["heads"] == "./heads"
+
+
+def test_a_changed_chat_template_does_not_join_old_continuations(
+    tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch
+):
+    output = tmp_path / "t.safetensors"
+    monkeypatch.setattr("treeopt.calibrate.run.shutil.rmtree", lambda *args, **keywords: None)
+    calibrate(tiny_loaded, tiny_heads, prompts, output, SETTINGS)
+    monkeypatch.setattr(tiny_loaded.tokenizer, "chat_template", "{{ messages[0]['content'] }} 9")
+    with pytest.raises(TraceError, match=r"another prompts; delete it"):
+        calibrate(tiny_loaded, tiny_heads, prompts, output, SETTINGS)
+
+
+# The context's end and sliding windows
+
+
+def test_continuations_stop_where_the_context_ends(tiny_target):
+    prompt = [1 + i % 12 for i in range(250)]
+    with torch.inference_mode():
+        found = dict(greedy_continuations(tiny_target, [prompt], max_new_tokens=40, eos_ids=(), batch_size=2))
+    assert len(found[0]) == 6
+    with pytest.raises(TargetError, match=r"300 tokens and fills the context of 256"):
+        list(greedy_continuations(tiny_target, [[1] * 300], max_new_tokens=4, eos_ids=(), batch_size=2))
+
+
+def test_texts_longer_than_a_sliding_window_are_refused(tiny_heads):
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=13, hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, sliding_window=8,
+    )  # fmt: skip
+    target = MistralForCausalLM(config).eval()
+    with pytest.raises(TargetError, match=r"sliding window of 8"):
+        list(greedy_continuations(target, [[1, 2, 3]], max_new_tokens=12, eos_ids=(), batch_size=2))
+    with pytest.raises(TargetError, match=r"sliding window of 8"):
+        observe_ranks(Forward(target), tiny_heads, [Continuation("a", None, (1, 2, 3), (4,) * 9)])
+
+
+def test_architectures_without_attention_or_with_turned_logits_are_refused(tiny_target, monkeypatch):
+    monkeypatch.setattr(tiny_target.config, "logit_scale", -1.0, raising=False)
+    with pytest.raises(TargetError, match=r"`llama` has logit_scale -1.0"):
+        Forward(tiny_target)
 
 
 def test_a_killed_calibration_leaves_nothing_broken_and_goes_on(

@@ -95,6 +95,38 @@ def test_without_a_calibration_the_bundled_one_is_built(run, monkeypatch, tmp_pa
     assert read_tree("tree.json").tree.num_nodes == 64
 
 
+def test_show_tells_files_by_content_whatever_their_name(run, table, tmp_path):
+    run("build", table, "--nodes", 5, "-o", "tree.safetensors")
+    assert "5 nodes" in run("show", "tree.safetensors").stdout
+    RankTrace([[0]], [0, 1]).write(tmp_path / "trace.json")
+    assert "1 documents" in run("show", "trace.json").stdout
+    RankTrace([[-1]], [0, 1]).write(tmp_path / "empty")
+    assert "no head was observed" in run("show", "empty").stdout
+
+
+def test_a_cache_that_cannot_be_written_does_not_cost_the_calibration(run, models, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TREEOPT_CACHE", str(tmp_path / "file" / "cache"))
+    result = run("calibrate", *models, "--max-new-tokens", 8)
+    assert result.exit_code == 0, result.output
+    assert "top-1" in result.stdout
+    assert "treeopt build will not find it by itself" in result.stderr
+
+
+def test_verify_of_a_single_new_token_has_no_steps_and_valid_json(run, models, table):
+    run("build", table, "-o", "tree.json")
+    result = run("verify", "tree.json", *models, "--max-new-tokens", 1, "--json")
+    data = json.loads(result.stdout, parse_constant=pytest.fail)
+    assert data["all"]["num_steps"] == 0
+    assert data["all"]["tokens_per_step"] == 1.0
+
+
+def test_verify_at_the_end_of_the_context_agrees(run, models, table):
+    run("build", table, "-o", "tree.json")
+    result = run("verify", "tree.json", *models, "--max-new-tokens", 300, "--limit", 1)
+    assert result.exit_code == 0, result.output
+
+
 def test_a_dash_writes_the_tree_to_stdout_and_the_talk_to_stderr(run, table):
     result = run("build", table, "--nodes", 5, "-o", "-")
     assert json.loads(result.stdout)["num_nodes"] == 5
@@ -130,6 +162,9 @@ def test_one_node_builds_plain_decoding(run, table):
         (["build", "cumulative.json"], "cumulative top-k"),
         (["build", "table.json", "--nodes", "0"], "`num_nodes` is 0"),
         (["show", "none.json"], "Error: `none.json` cannot be read"),
+        (["build", "tree.json"], "this is a tree, not a table"),
+        (["verify", "trace.txt"], "`trace.txt` is no tree file"),
+        (["show", "deep.json"], "nested too deeply"),
         (["verify", "none.json"], "Error: `none.json` cannot be read"),
         (["calibrate", "--target", "somewhere"], "`--target somewhere` needs --heads"),
         (["calibrate", "--prompts", "none.jsonl"], "Error: `none.jsonl` cannot be read"),
@@ -137,6 +172,9 @@ def test_one_node_builds_plain_decoding(run, table):
 )
 def test_errors_are_one_line_and_exit_with_1(run, table, tmp_path, arguments, message):
     (tmp_path / "cumulative.json").write_text("[[0.6, 0.7, 0.75]]")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "tree.json").write_text('{"schema": "treeopt.tree/1"}')
+    RankTrace([[0]], [0, 1]).write(tmp_path / "trace.txt")
     result = run(*arguments)
     assert result.exit_code == 1
     assert message in result.stderr
@@ -146,7 +184,16 @@ def test_errors_are_one_line_and_exit_with_1(run, table, tmp_path, arguments, me
 
 
 @pytest.mark.parametrize(
-    "arguments", [["build", "--nodes", "many"], ["nothing"], ["calibrate", "--batch-size", "some"], ["verify"]]
+    "arguments",
+    [
+        ["build", "--nodes", "many"],
+        ["nothing"],
+        ["calibrate", "--batch-size", "some"],
+        ["verify"],
+        ["build", "--seed", "-1"],
+        ["calibrate", "--batch-size", "²"],
+        ["train", "-o", "x", "--learning-rate", "nan"],
+    ],
 )
 def test_usage_errors_exit_with_2(run, arguments):
     assert run(*arguments).exit_code == 2
@@ -168,7 +215,7 @@ def test_a_missing_extra_is_named_with_the_pip_command(run, monkeypatch, command
     assert "needs `torch`, which is not installed: pip install 'treeopt[torch]'" in result.stderr
 
 
-def test_an_interruption_says_how_to_go_on(run, table, monkeypatch):
+def test_an_interruption_is_said(run, table, monkeypatch):
     from treeopt import document
 
     def interrupted(*arguments):
@@ -176,6 +223,18 @@ def test_an_interruption_says_how_to_go_on(run, table, monkeypatch):
 
     monkeypatch.setattr(document, "write_tree", interrupted)
     result = run("build", table)
+    assert result.exit_code == 130
+    assert result.stderr.endswith("interrupted\n")
+
+
+def test_an_interrupted_calibration_says_how_to_go_on(run, models, monkeypatch):
+    from treeopt.calibrate import run as calibration
+
+    def interrupted(*arguments, **keywords):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration, "calibrate", interrupted)
+    result = run("calibrate", *models)
     assert result.exit_code == 130
     assert "run the same command again" in result.stderr
 

@@ -104,6 +104,12 @@ def changed(built, **changes):
         ({"added": [0, 1, 1, 2, 3]}, r"`added` must name each node"),
         ({"constraints": {"num_nodes": 5}}, r"`constraints` must have exactly the keys"),
         ({"certificate": {}}, r"`certificate` must have exactly the keys"),
+        (
+            {"constraints": {"num_nodes": 4, "max_depth": None, "max_rank": None}},
+            r"num_nodes = 4, but the tree reaches 5",
+        ),
+        ({"constraints": {"num_nodes": 5, "max_depth": 1, "max_rank": None}}, r"max_depth = 1, but the tree reaches 2"),
+        ({"path_probabilities": [1.0, 10**400, 0.1, 0.1, 0.1]}, r"int too large|must lie in"),
         ({"provenance": {"a": 1}}, r"`provenance` must map text to text"),
     ],
 )
@@ -121,7 +127,8 @@ def test_each_defect_of_a_file_has_its_own_error(tmp_path, built, changes, messa
         ('{"schema": NaN}', r"`NaN` is no JSON number"),
         ('{"schema": -Infinity}', r"`-Infinity` is no JSON number"),
         ("[1]", r"holds list, not an object"),
-        ('{"schema": ', r"not JSON: .* cut off"),
+        ('{"schema": ', r"no tree file: not JSON: Expecting value at line 1, column 12"),
+        ('{"schema": %s}' % ("9" * 5000), r"no tree file: Exceeds the limit"),
         ("[" * 100_000, r"nested too deeply"),
     ],
 )
@@ -142,7 +149,7 @@ def test_an_oversize_file_is_refused_before_it_is_read(tmp_path):
 
 def test_bytes_that_are_no_text_and_missing_files_are_refused(tmp_path):
     (tmp_path / "tree.json").write_bytes(b"\xff\xfe{")
-    with pytest.raises(DocumentError, match="not UTF-8"):
+    with pytest.raises(DocumentError, match="not UTF-8 text"):
         read_tree(tmp_path / "tree.json")
     with pytest.raises(DocumentError, match="No such file"):
         read_tree(tmp_path / "none.json")
@@ -187,3 +194,45 @@ def test_reading_and_writing_64_nodes_is_quick(built):
     data = to_bytes(best_tree(np.full((4, 8), 1 / 8), num_nodes=64))
     from_json(json.loads(data))
     assert time.perf_counter() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("first_excluded", 2.0, r"`first_excluded` is 2.0; give a number from 0 to 1"),
+        ("unconstrained_expected_accepted", -1, r"`unconstrained_expected_accepted` is -1"),
+        ("expected_accepted_interval", [5, 1], r"must give `expected_accepted_interval`"),
+    ],
+)
+def test_a_certificate_out_of_range_is_refused(tmp_path, built, key, value, message):
+    document = json.loads(to_bytes(built))
+    document["certificate"] |= {"expected_accepted_interval": [0.1, 0.2], "nodes_within_noise": 0, key: value}
+    (tmp_path / "tree.json").write_text(json.dumps(document))
+    with pytest.raises(DocumentError, match=message):
+        read_tree(tmp_path / "tree.json")
+
+
+def test_a_file_that_no_reader_takes_is_not_written(tmp_path, built, monkeypatch):
+    monkeypatch.setattr("treeopt.document.MAX_BYTES", 100)
+    with pytest.raises(DocumentError, match=r"the file of 5 nodes would have \d+ bytes"):
+        write_tree(built, tmp_path / "tree.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_are_written_through_and_pipes_and_folders_are_not_replaced(tmp_path, built):
+    import threading
+
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    write_tree(built, tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "real.json").read_bytes() == to_bytes(built)
+    os.mkfifo(tmp_path / "pipe")
+    received = []
+    reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    write_tree(built, tmp_path / "pipe")
+    reader.join()
+    assert received == [to_bytes(built)]
+    assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(IsADirectoryError, match="give the name of a file"):
+        write_tree(built, tmp_path)

@@ -58,6 +58,9 @@ def test_a_config_that_agrees_is_not_mentioned(saved, tiny_target, capsys):
             lambda t: t.update({f"{h}.5.weight": torch.zeros(13, 32) for h in range(4)}),
             r"lacks the tensor `0.1.weight`",
         ),
+        (lambda t: t.update({"0.0.linear.bias": torch.full((32,), float("nan"))}), r"`0.0.linear.bias` holds NaN"),
+        (lambda t: t.update({"0.0.linear.bias": torch.zeros(32, dtype=torch.int32)}), r"no floating point"),
+        (lambda t: t.update({"999999999.0.linear.bias": torch.zeros(32)}), r"names head 999999999 but holds 9 tensors"),
         (lambda t: (t.clear(), t.update({"0.1.weight": torch.zeros(1)})), r"holds no residual block"),
     ],
 )
@@ -128,3 +131,14 @@ def test_drafts_are_the_best_ranks_of_each_head(tiny_heads):
         order = logits[head].sort(dim=-1, descending=True, stable=True).indices
         assert torch.equal(draft, order[:, : draft.shape[1]])
     assert tiny_heads.draft(hidden, []) == []
+
+
+@pytest.mark.parametrize("keywords", [{"num_heads": 0}, {"num_layers": 0}])
+def test_no_heads_or_layers_are_refused(tiny_target, keywords):
+    with pytest.raises(HeadsError, match=r"give at least 1 of each"):
+        MedusaHeads.for_target(tiny_target, **keywords)
+
+
+def test_a_config_that_is_no_object_is_passed_over(saved, tiny_target):
+    (saved / "config.json").write_text("[]")
+    assert MedusaHeads.load(saved, tiny_target).num_heads == 4

@@ -41,7 +41,7 @@ GOOD = '{"prompt": "fine"}\n'
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"line 2 is not JSON"),
+        ("{", r"line 2 is not JSON: .*; mend or delete it"),
         ("3", r"line 2 is int, not an object"),
         ("{}", r"line 2 has neither `messages` nor `conversations` nor a non-empty `prompt`"),
         ('{"prompt": "  "}', r"line 2 has neither"),
@@ -52,6 +52,9 @@ GOOD = '{"prompt": "fine"}\n'
         ('{"messages": [{"role": "assistant", "content": "x"}]}', r"line 2 has no user turn"),
         ('{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}', r"no user turn"),
         ('{"prompt": "x", "split": "test"}', r"line 2: `split` is 'test'"),
+        ('{"messages": [{"role": ["x"], "content": "y"}]}', r"line 2, turn 1 has role"),
+        ('{"prompt": "\\ud800"}', r"line 2 holds half of a surrogate pair"),
+        ("[" * 100_000, r"line 2 is nested too deeply"),
         ('{"prompt": "x", "domain": 3}', r"line 2: `domain` is 3"),
     ],
 )

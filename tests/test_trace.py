@@ -67,6 +67,9 @@ def test_selected_documents_keep_their_rows_and_may_repeat():
         ([[0]], [0, 2], None, r"must rise from 0 to the 1 positions"),
         ([[0], [0]], [0, 2, 1, 2], None, r"must rise"),
         ([[0]], [0, 1], ["a", "b"], r"2 entries for 1 documents"),
+        ([[2**31]], [0, 1], None, r"ranks are 32 bits"),
+        (np.array([[2**63]], dtype=np.uint64), [0, 1], None, r"integers of 64 bits"),
+        ([[0], [0], [0]], np.array([0, 2, 1, 3], dtype=np.uint64), None, r"must rise"),
         ([0], [0, 1], None, r"give integers \(positions, heads\)"),
     ],
 )
@@ -98,3 +101,23 @@ def test_files_that_are_no_trace_are_refused(tmp_path):
     save_file({"ranks": np.zeros((1, 1), dtype=np.int32)}, path, metadata={"schema": "treeopt.trace/1"})
     with pytest.raises(TraceError, match=r"lacks the tensor 'documents'"):
         RankTrace.read(path)
+
+
+@pytest.mark.parametrize(
+    ("domains", "message"), [("no json", "not JSON"), ("5", "list of texts"), ('{"a": 1}', "list of")]
+)
+def test_domains_that_are_no_list_of_texts_are_refused(tmp_path, domains, message):
+    path = tmp_path / "trace.safetensors"
+    tensors = {"ranks": np.zeros((1, 1), dtype=np.int32), "documents": np.array([0, 1])}
+    save_file(tensors, path, metadata={"schema": "treeopt.trace/1", "domains": domains})
+    with pytest.raises(TraceError, match=message):
+        RankTrace.read(path)
+
+
+def test_documents_and_ranks_out_of_range_are_refused():
+    trace = RankTrace([[0], [1]], [0, 1, 2])
+    for documents in ([-1], [2]):
+        with pytest.raises(TraceError, match=r"must lie in 0 … 1"):
+            trace.select(documents)
+    with pytest.raises(TraceError, match=r"`num_ranks` is 0"):
+        trace.table(0)

@@ -124,3 +124,10 @@ def test_a_state_of_other_settings_is_refused(tiny_loaded, tmp_path):
 def test_too_few_documents_are_refused(tiny_loaded, tmp_path):
     with pytest.raises(HeadsError, match=r"too few to train on"):
         train_heads(tiny_loaded, DOCUMENTS[:1], SETTINGS, tmp_path / "state.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 half"])
+def test_a_damaged_state_is_named(tiny_loaded, tmp_path, content):
+    (tmp_path / "state.pt").write_bytes(content)
+    with pytest.raises(HeadsError, match=r"state.pt` is damaged; delete it"):
+        train_heads(tiny_loaded, DOCUMENTS, SETTINGS, tmp_path / "state.pt")

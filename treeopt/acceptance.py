@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from treeopt import strictjson
 from treeopt.errors import AcceptanceError
 
 __all__ = ["AcceptanceTable"]
 
 SCHEMA = "treeopt.acceptance/1"
 OVERSHOOT = 0.05  # rates fitted or rounded rank by rank may sum to a little over 1; cumulative rows go far beyond
+MAX_COUNT = 1 << 48  # sums of counts stay far from the end of 64 bits
 MIN_CUMULATIVE_RANKS = 3  # two rising rates prove nothing: a head's second guess may be the better one
 
 
@@ -80,6 +81,8 @@ class AcceptanceTable:
             raise AcceptanceError(f"`hits` and `positions` are {hit.dtype} and {seen.dtype}; give whole numbers")
         if hit.size and (hit.min() < 0 or seen.min() < 0):
             raise AcceptanceError("`hits` and `positions` hold a negative count; counts start at 0")
+        if not seen.size or seen.min() == 0 or seen.max() > MAX_COUNT or hit.max(initial=0) > MAX_COUNT:
+            raise AcceptanceError(f"`positions` must lie in 1 … {MAX_COUNT} for every head, and no hits above; recount")
         over = np.flatnonzero(hit.sum(axis=1) > seen)
         if over.size:
             head = int(over[0])
@@ -98,12 +101,16 @@ class AcceptanceTable:
             If the file is not JSON, has unknown keys, or holds no accuracies.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf8"))
-        except (OSError, ValueError) as error:
-            raise AcceptanceError(f"`{path}` cannot be read as an acceptance table: {error}") from error
+            data = strictjson.parse(Path(path).read_bytes())
+        except OSError as error:
+            raise AcceptanceError(
+                f"`{path}` cannot be read: {error.strerror}; give a trace or an acceptance table"
+            ) from error
+        except ValueError as error:
+            raise AcceptanceError(f"`{path}` cannot be read as an acceptance table: {error}; mend it") from error
         try:
             return cls.from_json(data)
-        except AcceptanceError as error:
+        except (AcceptanceError, OverflowError) as error:
             raise AcceptanceError(f"`{path}`: {error}") from error
 
     @classmethod
@@ -111,6 +118,8 @@ class AcceptanceTable:
         """Build from parsed JSON; see `read`."""
         if isinstance(data, list):
             return cls.from_rates(data)
+        if isinstance(data, dict) and str(data.get("schema")).startswith("treeopt.tree/"):
+            raise AcceptanceError("this is a tree, not a table of accuracies; print it with treeopt show")
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             found = data.get("schema") if isinstance(data, dict) else type(data).__name__
             raise AcceptanceError(
@@ -149,13 +158,15 @@ def _rectangle(rates: Any) -> NDArray[np.float64]:
     for head, row in enumerate(rows):
         if not isinstance(row, (list, tuple, np.ndarray)) or len(row) == 0:
             raise AcceptanceError(f"head `{head}` is {row!r}; give a list of rates, one a rank")
+        if any(isinstance(rate, (bool, str)) for rate in row):
+            raise AcceptanceError(f"head `{head}` holds something that is not a number: {row!r}")
     if not rows:
         raise AcceptanceError("`rates` is empty; give one row of rates for each head")
     array = np.zeros((len(rows), max(map(len, rows))))
     for head, row in enumerate(rows):
         try:
             array[head, : len(row)] = row
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise AcceptanceError(f"head `{head}` holds something that is not a number: {row!r}") from None
     return array
 

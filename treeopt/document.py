@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
+from treeopt import strictjson
 from treeopt.buffers import TreeBuffers
-from treeopt.errors import ConstraintError, DocumentError, TreeError
+from treeopt.errors import DocumentError, TreeError
 from treeopt.files import replacing
 from treeopt.optimize.built import BuiltTree, Constraints
 from treeopt.optimize.certificate import Noise
@@ -55,9 +56,20 @@ def write_tree(built: BuiltTree, path: str | Path) -> None:
     ----------
     built : BuiltTree
     path : str or Path
+
+    Raises
+    ------
+    DocumentError
+        If the file would be larger than a reader takes.
     """
+    data = to_bytes(built)
+    if len(data) > MAX_BYTES:
+        raise DocumentError(
+            f"the file of {built.tree.num_nodes} nodes would have {len(data)} bytes, more than the {MAX_BYTES} a reader "
+            "takes; build fewer nodes"
+        )
     with replacing(Path(path)) as temporary:
-        temporary.write_bytes(to_bytes(built))
+        temporary.write_bytes(data)
 
 
 def read_tree(path: str | Path) -> BuiltTree:
@@ -75,22 +87,21 @@ def read_tree(path: str | Path) -> BuiltTree:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise DocumentError(f"`{path}` has {size} bytes; a tree file has at most {MAX_BYTES}")
-        data = _parse(path.read_text(encoding="utf8"))
-        return from_json(data)
+            raise DocumentError(f"the file has {size} bytes; a tree file has at most {MAX_BYTES}")
+        return from_json(strictjson.parse(path.read_bytes()))
     except OSError as error:
         raise DocumentError(f"`{path}` cannot be read: {error.strerror}; make one with treeopt build") from error
-    except UnicodeDecodeError as error:
-        raise DocumentError(f"`{path}` is not UTF-8 text; make a tree file with treeopt build") from error
     except (DocumentError, TreeError) as error:
         raise type(error)(f"`{path}`: {error}") from error
+    except (ValueError, OverflowError) as error:
+        raise DocumentError(f"`{path}` is no tree file: {error}; make one with treeopt build") from error
 
 
 def from_json(data: Any) -> BuiltTree:
     """Build from parsed JSON; see `read_tree`."""
     _check_keys(data)
     tree = DraftTree.from_paths(_paths(data))
-    constraints = _constraints(data["constraints"])
+    constraints = _constraints(data["constraints"], tree)
     certificate = _object(data, "certificate", CERTIFICATE_KEYS)
     provenance = data["provenance"]
     if not isinstance(provenance, dict) or not all(isinstance(value, str) for value in provenance.values()):
@@ -100,8 +111,8 @@ def from_json(data: Any) -> BuiltTree:
         path_probabilities=_probabilities(data, tree),
         added=_permutation(data, tree),
         constraints=constraints,
-        first_excluded=_number(certificate, "first_excluded"),
-        unconstrained=_number(certificate, "unconstrained_expected_accepted"),
+        first_excluded=_number(certificate, "first_excluded", 1.0),
+        unconstrained=_number(certificate, "unconstrained_expected_accepted", tree.num_nodes),
         provenance=provenance,
         noise=_noise(certificate),
     )
@@ -148,28 +159,6 @@ def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise DocumentError(f"not JSON: {error.msg} at line {error.lineno}; the file is cut off or edited") from error
-    except RecursionError as error:
-        raise DocumentError("nested too deeply to be a tree file") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise DocumentError(f"`{key}` is given twice; delete one of the two")
-        found[key] = value
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise DocumentError(f"`{name}` is no JSON number; every value of a tree file is finite")
-
-
 def _check_keys(data: Any) -> None:
     if not isinstance(data, dict):
         raise DocumentError(f"the file holds {type(data).__name__}, not an object; make a tree file with treeopt build")
@@ -200,21 +189,23 @@ def _object(data: Mapping[str, Any], name: str, keys: tuple[str, ...]) -> dict[s
     return found
 
 
-def _constraints(data: Any) -> Constraints:
+def _constraints(data: Any, tree: DraftTree) -> Constraints:
     found = _object({"constraints": data}, "constraints", CONSTRAINT_KEYS)
     for name, value in found.items():
         if not (type(value) is int or (value is None and name != "num_nodes")):
             raise DocumentError(f"`constraints` has {name} = {value!r}; give a whole number")
-    try:
-        return Constraints(**found)
-    except ConstraintError as error:
-        raise DocumentError(f"`constraints`: {error}") from error
+    constraints = Constraints(**found)
+    for name, reached in (("num_nodes", tree.num_nodes), ("max_depth", tree.max_depth), ("max_rank", tree.max_rank)):
+        limit = getattr(constraints, name)
+        if limit is not None and limit < max(reached, 0):
+            raise DocumentError(f"`constraints` has {name} = {limit}, but the tree reaches {reached}; write it again")
+    return constraints
 
 
-def _number(data: Mapping[str, Any], name: str) -> float:
+def _number(data: Mapping[str, Any], name: str, highest: float) -> float:
     value = data[name]
-    if type(value) not in (int, float):
-        raise DocumentError(f"`{name}` is {value!r}; give a number")
+    if type(value) not in (int, float) or not 0 <= value <= highest:
+        raise DocumentError(f"`{name}` is {value!r}; give a number from 0 to {highest:g}")
     return float(value)
 
 
@@ -223,7 +214,7 @@ def _noise(certificate: Mapping[str, Any]) -> Noise | None:
     if interval is None and within is None:
         return None
     numeric = isinstance(interval, list) and [type(value) in (int, float) for value in interval] == [True, True]
-    if not numeric or type(within) is not int:
+    if not numeric or type(within) is not int or not 0 <= interval[0] <= interval[1] or within < 0:
         raise DocumentError(
             "`certificate` must give `expected_accepted_interval` as two numbers and `nodes_within_noise`"
         )

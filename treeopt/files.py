@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -32,6 +33,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
     An interrupted run leaves the old file whole, because a rename within a directory is atomic.
     """
+    path = Path(os.path.realpath(path))  # through a symbolic link, so that the link stays one
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a directory; give the name of a file", str(path))
+    if path.exists() and not path.is_file():
+        yield path  # a device or pipe is written to, never replaced
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)

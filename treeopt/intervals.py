@@ -47,5 +47,6 @@ def ratio_interval(
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios = np.where(totals > 0, np.tensordot(weights, above, axes=1) / totals, np.nan)
     tail = (1 - confidence) / 2
-    low, high = np.nanquantile(ratios, [tail, 1 - tail], axis=0)
-    return low, high
+    undefined = np.isnan(ratios).all(axis=0)
+    low, high = np.nanquantile(np.where(undefined, 0.0, ratios), [tail, 1 - tail], axis=0)
+    return np.where(undefined, np.nan, low), np.where(undefined, np.nan, high)

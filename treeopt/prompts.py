@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from treeopt import strictjson
 from treeopt.errors import PromptError
 
 __all__ = ["SPLITS", "Message", "Prompt", "evenly", "prompts_hash", "read_prompt_files", "read_prompts"]
@@ -126,14 +127,18 @@ def _rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PromptError(f"{where} is not JSON: {error.msg} at column {error.colno}; mend or delete it") from error
+        return strictjson.parse(text)
+    except ValueError as error:
+        raise PromptError(f"{where} is {error}; mend or delete it") from error
 
 
 def _prompt(row: Any, where: str, default_id: str) -> Prompt:
     if not isinstance(row, dict):
         raise PromptError(f"{where} is {type(row).__name__}, not an object; give `messages` or `prompt`")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise PromptError(f"{where} holds half of a surrogate pair, which is no text; mend or delete it") from None
     for key in ("domain", "split", "id"):
         if row.get(key) is not None and not isinstance(row[key], str):
             raise PromptError(f"{where}: `{key}` is {row[key]!r}, not text; quote it")
@@ -167,7 +172,7 @@ def _message(turn: Any, where: str) -> Message:
     if not isinstance(turn, dict):
         raise PromptError(f"{where} is {type(turn).__name__}, not an object with role and content")
     role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise PromptError(f"{where} has role {role!r}; use system, user or assistant")
     if not isinstance(content, str) or not content.strip():
         raise PromptError(f"{where} has no text; delete it or give `content`")

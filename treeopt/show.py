@@ -46,6 +46,8 @@ def describe_trace(trace: RankTrace, *, seed: int = 0) -> str:
     if trace.domains is not None:
         names, counts = np.unique(trace.domains, return_counts=True)
         lines.append("domains: " + ", ".join(f"{name or 'none'} {count}" for name, count in zip(names, counts)))
+    if not (trace.ranks >= 0).any():
+        return "\n".join([*lines, "no head was observed at any position"])
     lines += ["accuracy of each head, with 95 % intervals over documents:"]
     header = ["head", "positions", *(f"top-{top}" for top in TOPS)]
     rows = [
@@ -67,6 +69,8 @@ def describe_table(table: AcceptanceTable) -> str:
 
 def head_rows(trace: RankTrace, *, seed: int = 0) -> list[dict[str, Any]]:
     """Return for each head its positions and top-k accuracies as (rate, low, high), for tables and JSON."""
+    if not (trace.ranks >= 0).any():
+        return []
     starts = trace.documents[:-1]
     nonempty = np.diff(trace.documents) > 0
     observed = _per_document(trace.ranks >= 0, starts[nonempty])

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from treeopt import strictjson
 from treeopt.acceptance import AcceptanceTable
 from treeopt.errors import TraceError
 from treeopt.files import replacing
@@ -64,7 +65,7 @@ class RankTrace:
         domains: Sequence[str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        rank, offsets = np.asarray(ranks), np.asarray(documents)
+        rank, offsets = _integers(ranks, "ranks"), _integers(documents, "documents")
         _check(rank, offsets, domains)
         for array, name, dtype in ((rank, "ranks", np.int32), (offsets, "documents", np.int64)):
             frozen = array.astype(dtype)
@@ -109,6 +110,8 @@ class RankTrace:
 
     def counts(self, num_ranks: int = DEFAULT_RANKS) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return hits (heads, ranks) and observed positions (heads,), each head over its own positions."""
+        if num_ranks < 1:
+            raise TraceError(f"`num_ranks` is {num_ranks}; count at least 1 rank")
         num_ranks = min(num_ranks, int(self.ranks.max(initial=0)) + 1)
         hits = np.zeros((self.num_heads, num_ranks), dtype=np.int64)
         for head, column in enumerate(self.ranks.T):
@@ -125,6 +128,10 @@ class RankTrace:
             Indices of documents.
         """
         chosen = np.asarray(documents, dtype=np.int64)
+        if chosen.size and (chosen.min() < 0 or chosen.max() >= self.num_documents):
+            raise TraceError(
+                f"`documents` must lie in 0 … {self.num_documents - 1}; got {chosen.min()} … {chosen.max()}"
+            )
         lengths = np.diff(self.documents)[chosen]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         rows = np.arange(offsets[-1]) + np.repeat(self.documents[chosen] - offsets[:-1], lengths)
@@ -160,7 +167,7 @@ class RankTrace:
         try:
             tensors = load(data)
             metadata = _metadata(data)
-        except (SafetensorError, ValueError, struct.error) as error:
+        except (SafetensorError, ValueError, KeyError, struct.error) as error:
             raise TraceError(f"`{path}` is no safetensors file or is cut off ({error}); calibrate again") from error
         schema = metadata.pop("schema", None)
         if schema != SCHEMA:
@@ -170,9 +177,7 @@ class RankTrace:
             raise TraceError(f"`{path}` lacks the tensor {missing[0]!r}; calibrate again")
         domains = metadata.pop("domains", None)
         try:
-            return cls(
-                tensors["ranks"], tensors["documents"], None if domains is None else json.loads(domains), metadata
-            )
+            return cls(tensors["ranks"], tensors["documents"], _domains(domains), metadata)
         except TraceError as error:
             raise TraceError(f"`{path}`: {error}") from error
 
@@ -185,8 +190,8 @@ class RankTrace:
 def _check(ranks: NDArray[Any], documents: NDArray[Any], domains: Sequence[str] | None) -> None:
     if ranks.ndim != 2 or ranks.shape[1] == 0 or not np.issubdtype(ranks.dtype, np.integer):
         raise TraceError(f"`ranks` has shape {ranks.shape} and dtype {ranks.dtype}; give integers (positions, heads)")
-    if ranks.size and int(ranks.min()) < UNOBSERVED:
-        raise TraceError(f"`ranks` holds {ranks.min()}; ranks start at 0, and -1 stands for not observed")
+    if ranks.size and (int(ranks.min()) < UNOBSERVED or int(ranks.max()) > np.iinfo(np.int32).max):
+        raise TraceError(f"`ranks` holds {ranks.min()} … {ranks.max()}; ranks are 32 bits from 0, and -1 not observed")
     if documents.ndim != 1 or not len(documents) or not np.issubdtype(documents.dtype, np.integer):
         raise TraceError(f"`documents` has shape {documents.shape}; give offsets, one more than there are documents")
     if documents[0] != 0 or documents[-1] != len(ranks) or bool((np.diff(documents) < 0).any()):
@@ -195,6 +200,26 @@ def _check(ranks: NDArray[Any], documents: NDArray[Any], domains: Sequence[str] 
         )
     if domains is not None and len(domains) != len(documents) - 1:
         raise TraceError(f"`domains` has {len(domains)} entries for {len(documents) - 1} documents; give one each")
+
+
+def _integers(values: ArrayLike, name: str) -> NDArray[Any]:
+    """Return an array whose integers are all signed 64-bit ones: unsigned differences would wrap around."""
+    array = np.asarray(values)
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise TraceError(f"`{name}` holds {array.max()}; give integers of 64 bits")
+    return array.astype(np.int64) if np.issubdtype(array.dtype, np.integer) else array
+
+
+def _domains(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    try:
+        domains = strictjson.parse(text)
+    except ValueError as error:
+        raise TraceError(f"its `domains` are {error}; calibrate again") from error
+    if not isinstance(domains, list) or not all(isinstance(domain, str) for domain in domains):
+        raise TraceError("its `domains` must be a list of texts; calibrate again")
+    return domains
 
 
 def _metadata(data: bytes) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treeopt.calibrate.continuations import Continuation
+from treeopt.calibrate.continuations import Continuation, documents_hash
 from treeopt.calibrate.observe import CHUNK_LOGITS, batches, document_states
 from treeopt.errors import HeadsError
 from treeopt.files import replacing
@@ -95,7 +95,7 @@ def train_heads(
     states = _States(target, documents)
     heads = MedusaHeads.for_target(target.model, settings.num_heads, settings.num_layers).float().train()
     run = _Run(heads, settings, _num_steps(learnt, settings))
-    header = {**asdict(settings), "target": fingerprint(target.model), "documents": _documents_key(documents)}
+    header = {**asdict(settings), "target": fingerprint(target.model), "documents": documents_hash(documents)}
     run.restore(state_path, header)
     groups = [group for epoch in range(settings.epochs) for group in _groups(learnt, settings.seed + epoch)]
     with Progress("training", total=len(groups), done=run.groups, unit="groups") as progress:
@@ -216,9 +216,14 @@ class _Run:
         """Go on from a saved state, if there is one."""
         if not path.is_file():
             return
-        state = torch.load(path, map_location=self.heads.blocks[0][0].linear.weight.device, weights_only=True)  # type: ignore[index]
-        if state["header"] != header:
-            differing = sorted(key for key in header if state["header"].get(key) != header[key])
+        device = next(self.heads.parameters()).device
+        try:
+            state = torch.load(path, map_location=device, weights_only=True)
+            stated = dict(state["header"])
+        except Exception as error:  # unpickling has no common error
+            raise HeadsError(f"`{path}` is damaged; delete it to start anew") from error
+        if stated != header:
+            differing = sorted(key for key in header if stated.get(key) != header[key])
             raise HeadsError(f"`{path}` was left by a run with another {', '.join(differing)}; delete it to start anew")
         self.groups = state["groups"]
         self.heads.load_state_dict(state["heads"])
@@ -295,12 +300,3 @@ def _cosine(warmup: int, total: int) -> Any:
         return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))
 
     return factor
-
-
-def _documents_key(documents: Sequence[Continuation]) -> str:
-    import hashlib
-
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(repr((document.prompt, document.tokens)).encode())
-    return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,12 @@ import torch
 from treeopt.calibrate.store import DocumentStore
 from treeopt.errors import TraceError
 from treeopt.progress import Progress
-from treeopt.prompts import Prompt, prompts_hash
+from treeopt.prompts import Prompt
 from treeopt.targets.greedy import greedy_continuations
+from treeopt.targets.limits import room_for
 from treeopt.targets.loading import LoadedTarget, eos_ids, fingerprint
 
-__all__ = ["Continuation", "continue_prompts", "dataset_continuations"]
+__all__ = ["Continuation", "continue_prompts", "dataset_continuations", "documents_hash"]
 
 SCHEMA = "treeopt.continuations/1"
 
@@ -70,14 +72,16 @@ def continue_prompts(
     TraceError
         If `store` was made by another target or with other settings.
     """
+    ids = [tuple(target.prompt_ids(prompt.messages)) for prompt in prompts]
     header = {
         "schema": SCHEMA,
         "target": fingerprint(target.model),
         "dtype": str(target.model.dtype).removeprefix("torch."),
-        "prompts": prompts_hash(prompts),
+        # The tokens rather than the text: a changed tokenizer or chat template asks for other continuations.
+        "prompts": hashlib.sha256(repr([(p.id, i) for p, i in zip(prompts, ids)]).encode()).hexdigest(),
+        "eos": sorted(eos_ids(target.model)),
         "max_new_tokens": max_new_tokens,
     }
-    ids = [tuple(target.prompt_ids(prompt.messages)) for prompt in prompts]
     with DocumentStore(store, header) as kept, torch.inference_mode():
         waiting = [i for i, prompt in enumerate(prompts) if prompt.id not in kept.done]
         stream = greedy_continuations(
@@ -110,6 +114,15 @@ def dataset_continuations(
             raise TraceError(
                 f"prompt `{prompt.id}` has no reply to take; give an assistant turn or use --continuations generated"
             )
-        tokens = target.reply_ids(prompt.reply)[:max_new_tokens]
-        found.append(Continuation(prompt.id, prompt.domain, tuple(target.prompt_ids(prompt.messages)), tuple(tokens)))
+        ids = tuple(target.prompt_ids(prompt.messages))
+        tokens = target.reply_ids(prompt.reply)[: room_for(target.model, len(ids), max_new_tokens)]
+        found.append(Continuation(prompt.id, prompt.domain, ids, tuple(tokens)))
     return found
+
+
+def documents_hash(documents: Sequence[Continuation]) -> str:
+    """Return the sha256 over the token ids of documents, in their order."""
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(repr((document.prompt_id, document.prompt, document.tokens)).encode())
+    return digest.hexdigest()

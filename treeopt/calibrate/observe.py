@@ -11,6 +11,7 @@ from treeopt.calibrate.continuations import Continuation
 from treeopt.heads.medusa import MedusaHeads
 from treeopt.heads.ranking import ranks_of
 from treeopt.targets.forward import Forward
+from treeopt.targets.limits import check_window
 
 __all__ = ["batches", "document_states", "observe_ranks"]
 
@@ -40,6 +41,7 @@ def document_states(forward: Forward, batch: Sequence[Continuation]) -> list[Ten
     device = forward.device
     whole = [[*document.prompt, *document.tokens[:-1]] for document in batch]
     width = max(map(len, whole))
+    check_window(forward.target, width)
     ids = torch.tensor([row + row[-1:] * (width - len(row)) for row in whole], device=device)
     positions = torch.arange(width, device=device)
     # Padding stands on the right, where no token of the document sees it.

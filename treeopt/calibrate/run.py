@@ -12,7 +12,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from treeopt.calibrate.continuations import Continuation, continue_prompts, dataset_continuations
+from treeopt.calibrate.continuations import (
+    Continuation,
+    continue_prompts,
+    dataset_continuations,
+    documents_hash,
+)
 from treeopt.calibrate.observe import batches, observe_ranks
 from treeopt.calibrate.store import DocumentStore
 from treeopt.errors import TraceError
@@ -83,7 +88,7 @@ def calibrate(
     TraceError
         If a partial run with other settings is in the way, or no head sees a token.
     """
-    work = output.with_name(output.name + ".partial")
+    work = Path(f"{output.resolve()}.partial")
     if settings.continuations == "dataset":
         documents = dataset_continuations(target, prompts, max_new_tokens=settings.max_new_tokens)
     else:
@@ -95,7 +100,13 @@ def calibrate(
             batch_size=settings.batch_size,
         )
     metadata = _metadata(target, heads, prompts, settings, heads_name)
-    ranks = _observe_all(target, heads, documents, work / "ranks.jsonl", metadata)
+    header = {
+        "schema": "treeopt.ranks/1",
+        "target": metadata["target_hash"],
+        "heads": metadata["heads_hash"],
+        "documents": documents_hash(documents),
+    }
+    ranks = _observe_all(target, heads, documents, work / "ranks.jsonl", header)
     trace = assemble(documents, ranks, heads.num_heads, metadata)
     trace.write(output)
     shutil.rmtree(work, ignore_errors=True)
@@ -140,10 +151,10 @@ def _observe_all(
     heads: MedusaHeads,
     documents: Sequence[Continuation],
     store: Path,
-    metadata: dict[str, str],
+    header: dict[str, str],
 ) -> dict[str, list[list[int]]]:
     forward = Forward(target.model)
-    with DocumentStore(store, metadata) as kept, torch.inference_mode():
+    with DocumentStore(store, header) as kept, torch.inference_mode():
         waiting = [document for document in documents if document.prompt_id not in kept.done]
         done = len(documents) - len(waiting)
         with Progress("ranks", total=len(documents), done=done) as progress:

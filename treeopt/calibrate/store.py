@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from treeopt import strictjson
 from treeopt.errors import TraceError
 
 __all__ = ["DocumentStore"]
@@ -34,10 +36,14 @@ class DocumentStore:
         self.path, self.header = path, header
         self.done: dict[str, Any] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = not path.exists() or not self._read()
         self._file: IO[str] = path.open("a", encoding="utf8")
-        if fresh:
-            self._write(header)
+        try:
+            self._lock()
+            if not self._read():
+                self._write(header)
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> DocumentStore:
         return self
@@ -51,6 +57,19 @@ class DocumentStore:
         """Keep the result of a document."""
         self.done[document] = value
         self._write({"id": document, "value": value})
+
+    def _lock(self) -> None:
+        """Refuse a second run beside the first: each would take the other's unfinished line for a torn one."""
+        if sys.platform == "win32":  # it has no such lock; two runs on one output are for the user to avoid there
+            return
+        import fcntl
+
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TraceError(
+                f"`{self.path}` is being written by another run; wait for it or choose another -o"
+            ) from error
 
     def _write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row, separators=(",", ":")) + "\n")
@@ -68,8 +87,10 @@ class DocumentStore:
         if not lines:
             return False
         try:
-            found, rows = json.loads(lines[0]), [json.loads(line) for line in lines[1:]]
+            found, *rows = map(strictjson.parse, lines)
             self.done = {row["id"]: row["value"] for row in rows}
+            if not isinstance(found, dict) or not all(isinstance(value, list) for value in self.done.values()):
+                raise ValueError("a line has another form")
         except (ValueError, KeyError, TypeError) as error:
             raise TraceError(f"`{self.path}` is damaged ({error}); delete it to start anew") from error
         if found != self.header:

@@ -18,6 +18,9 @@ from treeopt.version import __version__
 __all__ = ["main"]
 
 
+RESUMABLE = ("calibrate", "train")
+
+
 class _Group(click.Group):
     """Errors that treeopt raises on purpose become one line and exit status 1."""
 
@@ -33,7 +36,8 @@ class _Group(click.Group):
             where = f"`{error.filename}`: " if error.filename else ""
             raise click.ClickException(f"{where}{error.strerror or error}") from error
         except KeyboardInterrupt:
-            click.echo("interrupted: run the same command again to go on from here", err=True)
+            resumes = ctx.invoked_subcommand in RESUMABLE
+            click.echo("interrupted" + (": run the same command again to go on from here" if resumes else ""), err=True)
             raise SystemExit(130) from None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from treeopt.bundled import DEMO_TRACE, calibration_path
-from treeopt.cli.options import seed_option
+from treeopt.cli.options import kind_of, seed_option
 from treeopt.files import cache_directory
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ TRACE_KEYS = ("target", "target_hash", "heads", "heads_hash", "prompts_hash", "c
 @click.option("--max-depth", type=int, help="Deepest level.  [default: the number of heads]")
 @click.option("--max-rank", type=int, help="Largest rank in any path.  [default: no limit]")
 @seed_option
-@click.option("-o", "--output", default="tree.json", show_default=True, help="Tree file; - writes it to stdout.")
+@click.option(
+    "-o", "--output", default="tree.json", show_default=True, type=click.Path(dir_okay=False),
+    help="Tree file; - writes it to stdout.",
+)  # fmt: skip
 def build(source: str | None, nodes: int, max_depth: int | None, max_rank: int | None, seed: int, output: str) -> None:
     """Build the tree with the largest expected acceptance E[L] at a budget of nodes.
 
@@ -64,7 +67,7 @@ def _source(given: str | None) -> Path:
         return Path(given)
     pointer = cache_directory() / LAST_CALIBRATION
     if pointer.is_file():
-        last = Path(pointer.read_text(encoding="utf8").strip())
+        last = Path(pointer.read_text(encoding="utf8", errors="replace").strip())
         if last.is_file():
             click.echo(f"building from the newest calibration, {last}", err=True)
             return last
@@ -76,7 +79,7 @@ def _read(path: Path) -> tuple[AcceptanceTable, RankTrace | None, dict[str, str]
     from treeopt.acceptance import AcceptanceTable
     from treeopt.trace import RankTrace
 
-    if path.suffix == ".json":
+    if kind_of(path) != "trace":
         table = AcceptanceTable.read(path)
         return table, None, {"source": "acceptance table", "sha256": _sha256(path)}
     trace = RankTrace.read(path)

@@ -69,7 +69,10 @@ def calibrate(
     settings = CalibrationSettings(continuations, max_new_tokens, size, seed)
     chosen = spread(prompts, settings, max_tokens)
     trace = run(loaded, heads, chosen, Path(output), settings, heads_name=name)
-    with replacing(cache_directory() / LAST_CALIBRATION) as pointer:
-        pointer.write_text(str(Path(output).resolve()), encoding="utf8")
     click.echo(json.dumps(head_rows(trace, seed=seed)) if as_json else describe_trace(trace, seed=seed))
     click.echo(f"written to {output}", err=True)
+    try:
+        with replacing(cache_directory() / LAST_CALIBRATION) as pointer:
+            pointer.write_text(str(Path(output).resolve()), encoding="utf8")
+    except OSError as error:
+        click.echo(f"treeopt build will not find it by itself: `{cache_directory()}`: {error.strerror}", err=True)

@@ -9,15 +9,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from treeopt import strictjson
 from treeopt.bundled import DEMO_HEADS, DEMO_PROMPTS, calibration_path
-from treeopt.errors import HeadsError, MissingExtraError
+from treeopt.errors import DocumentError, HeadsError, MissingExtraError
 
 if TYPE_CHECKING:
     from treeopt.heads import MedusaHeads
     from treeopt.targets.loading import LoadedTarget
 
-__all__ = ["WholeOrAuto", "heads_path", "load_models", "prompts_path", "require_torch", "seed_option", "target_options"]
+__all__ = [
+    "MAX_SEED",
+    "WholeOrAuto",
+    "heads_path",
+    "kind_of",
+    "load_models",
+    "prompts_path",
+    "require_torch",
+    "seed_option",
+    "target_options",
+]
 
+MAX_SEED = (1 << 32) - 1
 TORCH_SIDE = ("torch", "transformers", "gguf", "tqdm")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -32,7 +44,7 @@ class WholeOrAuto(click.ParamType):  # type: ignore[type-arg]  # generic since c
         """Read the option's text."""
         if value == "auto":
             return None
-        if not str(value).isdigit() or int(value) < 1:
+        if not str(value).isdecimal() or int(value) < 1:
             self.fail(f"{value!r} is neither auto nor a whole number from 1", param, ctx)
         return int(value)
 
@@ -61,7 +73,9 @@ def target_options(command: Command) -> Command:
     return command
 
 
-seed_option = click.option("--seed", default=0, show_default=True, help="Seed of the bootstrap intervals.")
+seed_option = click.option(
+    "--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, help="Seed of the bootstrap intervals."
+)
 
 
 def require_torch(command: str) -> None:
@@ -93,3 +107,18 @@ def load_models(target: str, heads: str | None, device: str, dtype: str) -> tupl
 def prompts_path(given: Sequence[str]) -> list[Path]:
     """Return the given prompt files, or the bundled one."""
     return [Path(name) for name in given] or [calibration_path(DEMO_PROMPTS)]
+
+
+def kind_of(path: Path) -> str:
+    """Tell a trace, a table and a tree apart by what the file holds, whatever its name."""
+    try:
+        with path.open("rb") as file:
+            if file.read(64).lstrip()[:1] not in (b"{", b"["):
+                return "trace"  # safetensors begin with the length of their header
+        data = strictjson.parse(path.read_bytes())
+    except OSError as error:
+        raise DocumentError(f"`{path}` cannot be read: {error.strerror}; give a trace, a table or a tree") from error
+    except ValueError as error:
+        raise DocumentError(f"`{path}` is {error}; mend it or make it again") from error
+    is_tree = isinstance(data, dict) and str(data.get("schema")).startswith("treeopt.tree/")
+    return "tree" if is_tree else "table"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from treeopt.cli.options import kind_of
+
 __all__ = ["show"]
 
 
@@ -27,17 +29,7 @@ def _describe(path: Path) -> str:
     from treeopt.show import describe_table, describe_trace, describe_tree
     from treeopt.trace import RankTrace
 
-    if path.suffix != ".json":
+    kind = kind_of(path)
+    if kind == "trace":
         return describe_trace(RankTrace.read(path))
-    if _is_table(path):
-        return describe_table(AcceptanceTable.read(path))
-    return describe_tree(read_tree(path))
-
-
-def _is_table(path: Path) -> bool:
-    """Tell a table from a tree by its first characters: a list, or the table's schema."""
-    try:
-        start = path.read_text(encoding="utf8")[:200].lstrip()
-    except (OSError, UnicodeDecodeError):
-        return False
-    return start.startswith("[") or "treeopt.acceptance/" in start
+    return describe_table(AcceptanceTable.read(path)) if kind == "table" else describe_tree(read_tree(path))

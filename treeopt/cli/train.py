@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
 
-from treeopt.cli.options import prompts_path, require_torch
+from treeopt.cli.options import MAX_SEED, prompts_path, require_torch
 
 __all__ = ["train"]
+
+
+def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    """Refuse NaN, which no range does: every comparison with it is false."""
+    if math.isnan(value):
+        raise click.BadParameter(f"{value} is no rate", ctx, param)
+    return value
 
 
 @click.command()
@@ -34,9 +42,13 @@ __all__ = ["train"]
 @click.option("--num-heads", default=5, show_default=True, type=click.IntRange(1))
 @click.option("--num-layers", default=1, show_default=True, type=click.IntRange(1), help="Residual blocks a head.")
 @click.option("--epochs", default=3, show_default=True, type=click.IntRange(1))
-@click.option("--learning-rate", default=2e-3, show_default=True, type=float)
+@click.option(
+    "--learning-rate", default=2e-3, show_default=True, type=click.FloatRange(0, 1, min_open=True), callback=_finite,
+)  # fmt: skip
 @click.option("--positions", default=256, show_default=True, type=click.IntRange(1), help="Positions of one step.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the order of the data.")
+@click.option(
+    "--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, help="Seed of the order of the data."
+)
 @click.option("-o", "--output", required=True, type=click.Path(file_okay=False), help="Directory for the heads.")
 def train(
     target: str,
@@ -74,7 +86,7 @@ def train(
 
     prompts = read_prompt_files(prompts_path(prompt_files), split=split)
     loaded = load_target(target, device=device, dtype=dtype)
-    work = Path(output).with_name(Path(output).name + ".partial")
+    work = Path(f"{Path(output).resolve()}.partial")
     if continuations == "dataset":
         documents = dataset_continuations(loaded, prompts, max_new_tokens=max_new_tokens)
     else:

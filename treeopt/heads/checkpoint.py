@@ -69,6 +69,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         raise HeadsError(f"`{file}` holds no residual block (`0.0.linear.weight`); it is no checkpoint of Medusa heads")
     num_heads = 1 + max(int(match[1]) for match in (*blocks.values(), *lm_heads.values()))
     num_layers = 1 + max(int(match[2]) for match in blocks.values())
+    if num_heads * num_layers > len(found):
+        raise HeadsError(
+            f"`{file}` names head {num_heads - 1} but holds {len(found)} tensors; get the whole checkpoint again"
+        )
     names = _expected(num_heads, num_layers, own_lm_heads=bool(lm_heads))
     missing = sorted(set(names.values()) - set(found))
     if missing:
@@ -78,6 +82,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         raise HeadsError(f"`{file}` has `{extra[0]}` beside {num_layers} layers a head; it is not of one form")
     _compare_with_config(file, num_heads, num_layers)
     tensors = {name: found[original] for name, original in names.items()}
+    for name, tensor in tensors.items():
+        # A NaN beats and ties with nothing, so that every rank would be counted as 0.
+        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+            raise HeadsError(f"`{file}`: `{names[name]}` holds NaN, infinities or no floating point; train it again")
     return Checkpoint(num_heads, num_layers, bool(lm_heads), tensors, names)
 
 
@@ -142,6 +150,8 @@ def _compare_with_config(file: Path, num_heads: int, num_layers: int) -> None:
     except ValueError:
         print(f"`{config}` is not JSON and is not read: heads and layers are counted from the weights", file=sys.stderr)
         return
+    if not isinstance(stated, dict):
+        stated = {}
     counted = {"medusa_num_heads": num_heads, "medusa_num_layers": num_layers}
     for key, value in counted.items():
         if stated.get(key, value) != value:

@@ -59,6 +59,8 @@ class MedusaHeads(nn.Module):
         own_lm_heads: bool = False,
     ) -> None:
         super().__init__()
+        if num_heads < 1 or num_layers < 1:
+            raise HeadsError(f"`num_heads` is {num_heads} and `num_layers` {num_layers}; give at least 1 of each")
         self.blocks = nn.ModuleList(
             nn.Sequential(*(ResidualBlock(hidden_size) for _ in range(num_layers))) for _ in range(num_heads)
         )

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from treeopt.targets.cache import cache_keyword
+from treeopt.targets.limits import check_architecture
 
 __all__ = ["Forward"]
 
@@ -22,6 +23,7 @@ class Forward:
     """
 
     def __init__(self, target: PreTrainedModel) -> None:
+        check_architecture(target)
         self.target = target
         self.decoder = target.get_decoder()
         self.lm_head = target.get_output_embeddings()
@@ -56,8 +58,8 @@ class Forward:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the output embedding's product with `hidden`, (..., vocabulary).
 
-        Soft-caps and scales that some families apply afterwards are increasing functions: they change no argmax and
-        no rank, which is all that is read from it.
+        Soft-caps and positive scales that some families apply afterwards are increasing functions: they change no
+        argmax and no rank, which is all that is read from it.
         """
         logits: Tensor = self.lm_head(hidden)
         return logits

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from treeopt.targets.cache import RowCache
 from treeopt.targets.forward import Forward
+from treeopt.targets.limits import check_window, room_for
 
 __all__ = ["greedy_continuations"]
 
@@ -41,7 +42,7 @@ def greedy_continuations(
     prompts : sequence of sequences of int
         Token ids of each prompt, at least one each.
     max_new_tokens : int
-        Most tokens generated for a prompt, the end-of-sequence token included.
+        Most tokens generated for a prompt, the end-of-sequence token included; fewer where the context ends.
     eos_ids : collection of int
         Tokens that end a continuation.
     batch_size : int
@@ -51,13 +52,20 @@ def greedy_continuations(
     ------
     tuple of (int, list of int)
         Index of the prompt and the new tokens; equal logits go to the lowest id.
+
+    Raises
+    ------
+    TargetError
+        If a prompt fills the context, or a text is longer than the target's sliding window.
     """
     # Longest first: the rows that take longest to fill start together, and the span shrinks towards the end.
     waiting = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     if not waiting:
         return
+    limits = [room_for(target, len(prompt), max_new_tokens) for prompt in prompts]
     rows: list[_Row | None] = [None] * min(batch_size, len(waiting))
-    capacity = max(len(prompt) for prompt in prompts) + max_new_tokens
+    capacity = max(len(prompt) + limit for prompt, limit in zip(prompts, limits))
+    check_window(target, capacity)
     forward, cache = Forward(target), RowCache(target, len(rows), capacity)
     while waiting or any(rows):
         free = [i for i, row in enumerate(rows) if row is None]
@@ -75,7 +83,7 @@ def greedy_continuations(
             row = rows[i]
             assert row is not None
             row.tokens.append(token)
-            if token in eos_ids or len(row.tokens) == max_new_tokens:
+            if token in eos_ids or len(row.tokens) == limits[row.document]:
                 rows[i] = None
                 yield row.document, row.tokens
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,7 +79,7 @@ def load_target(name: str, *, device: str = "auto", dtype: str = "auto") -> Load
     try:
         tokenizer = AutoTokenizer.from_pretrained(where)
         model = AutoModelForCausalLM.from_pretrained(where, **keywords).to(device).eval()
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, AssertionError, NotImplementedError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise TargetError(f"`{name}` cannot be loaded as a target: {reason}") from error
     return LoadedTarget(name=name, model=model, tokenizer=tokenizer)
@@ -121,8 +120,3 @@ def fingerprint(module: torch.nn.Module) -> str:
         stride = max(1, flat.numel() // SAMPLED_VALUES)
         digest.update(flat[::stride].float().cpu().numpy().tobytes())
     return "sha256:" + digest.hexdigest()
-
-
-def is_local(name: str) -> bool:
-    """Tell whether `name` is a directory on this machine."""
-    return Path(name).is_dir()

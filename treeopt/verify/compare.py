@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 from treeopt.intervals import ratio_interval
 from treeopt.prompts import Prompt
 from treeopt.targets.forward import Forward
+from treeopt.targets.limits import room_for
 from treeopt.targets.loading import LoadedTarget
 from treeopt.verify.verifier import Decoded, TreeVerifier
 
@@ -83,8 +84,9 @@ def compare(
     """
     for prompt in prompts:
         ids = target.prompt_ids(prompt.messages)
+        limit = room_for(target.model, len(ids), max_new_tokens)
         start = time.perf_counter()
-        plain = plain_greedy(target, ids, max_new_tokens, verifier.eos_ids)
+        plain = plain_greedy(target, ids, limit, verifier.eos_ids)
         middle = time.perf_counter()
         decoded = verifier.decode([ids], max_new_tokens)[0]
         end = time.perf_counter()
@@ -142,8 +144,8 @@ def _measured(group: Sequence[Comparison], seed: int) -> dict[str, Any]:
         "prompts": len(group),
         "new_tokens": sum(tokens) + len(group),
         "num_steps": sum(steps),
-        "tokens_per_step": sum(tokens) / max(1, sum(steps)),
-        "tokens_per_step_interval": [float(low), float(high)],
+        "tokens_per_step": sum(tokens) / sum(steps) if sum(steps) else 1.0,
+        "tokens_per_step_interval": [float(low), float(high)] if sum(steps) else [1.0, 1.0],
         "time_ratio": sum(plain) / sum(tree),
         "time_ratio_interval": [float(time_low), float(time_high)],
     }

@@ -14,6 +14,7 @@ from treeopt.errors import TargetError
 from treeopt.heads.medusa import MedusaHeads
 from treeopt.targets.cache import RowCache
 from treeopt.targets.forward import Forward
+from treeopt.targets.limits import check_architecture, check_window, context_length, room_for
 from treeopt.targets.loading import eos_ids
 from treeopt.tree import DraftTree
 from treeopt.verify.acceptance import AcceptedPaths, TreeIndex, accept_greedily
@@ -68,7 +69,12 @@ class TreeVerifier:
 
     def __init__(self, target: PreTrainedModel, heads: MedusaHeads, tree: DraftTree) -> None:
         tree.require_heads(heads.num_heads)
-        _check_target(target, tree)
+        check_architecture(target)
+        vocabulary = target.get_output_embeddings().weight.shape[0]
+        if tree.max_rank >= vocabulary:
+            raise TargetError(
+                f"the tree uses rank {tree.max_rank} but the vocabulary has {vocabulary} tokens; prune it"
+            )
         self.target, self.heads, self.tree = target, heads, tree
         self.eos_ids = eos_ids(target)
         self._forward = Forward(target)
@@ -124,9 +130,11 @@ class TreeVerifier:
         TargetError
             If a prompt is empty or fills the context.
         """
-        limits = [self._limit(prompt, max_new_tokens) for prompt in prompts]
+        if not prompts:
+            return []
+        limits = [room_for(self.target, len(prompt), max_new_tokens) for prompt in prompts]
         capacity = max(map(len, prompts)) + max(limits) + self.tree.num_nodes
-        _check_window(self.target, capacity)
+        check_window(self.target, capacity)
         cache = RowCache(self.target, len(prompts), capacity)
         rows = [Decoded() for _ in prompts]
         states = []
@@ -166,7 +174,7 @@ class TreeVerifier:
         slots = lengths[:, None] + torch.arange(self.tree.num_nodes, device=device)
         rows = torch.tensor(active, device=device)
         view = cache.at(slots, self.tree.num_nodes, rows=None if len(active) == len(cache.lengths) else rows)
-        positions = (lengths[:, None] + index.depths).clamp(max=_context(self.target) - 1)
+        positions = (lengths[:, None] + index.depths).clamp(max=context_length(self.target) - 1)
         states = self._forward.hidden(tokens, positions, self._visible(lengths, int(slots.max()) + 1), view)
         accepted = accept_greedily(tokens, self._forward.logits(states).argmax(-1), index)
         # The root stays where it is; the rest of the path moves up to follow it.
@@ -197,18 +205,6 @@ class TreeVerifier:
         table = torch.cat([accepted.lengths[:, None], accepted.bonus[:, None], path[:, 1:]], dim=1).tolist()
         return [[*row[2 : 2 + row[0]], row[1]] for row in table]
 
-    def _limit(self, prompt: Sequence[int], max_new_tokens: int) -> int:
-        if not prompt:
-            raise TargetError("a prompt has no tokens; give at least one")
-        if max_new_tokens < 1:
-            raise TargetError(f"`max_new_tokens` is {max_new_tokens}; give at least 1")
-        room = _context(self.target) - len(prompt)
-        if room < 1:
-            raise TargetError(
-                f"a prompt has {len(prompt)} tokens and fills the context of {_context(self.target)}; shorten it"
-            )
-        return min(max_new_tokens, room)
-
     def _pad_id(self) -> int:
         for source in (self.target.generation_config, self.target.config):
             pad = getattr(source, "pad_token_id", None)
@@ -229,31 +225,3 @@ def _cut(path: Sequence[int], room: int, eos: Collection[int]) -> list[int]:
         if token in eos:
             break
     return kept
-
-
-def _context(target: PreTrainedModel) -> int:
-    config = target.config.get_text_config()
-    return int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 1 << 30)
-
-
-def _check_target(target: PreTrainedModel, tree: DraftTree) -> None:
-    config = target.config.get_text_config()
-    if tree.max_rank >= config.vocab_size:
-        raise TargetError(
-            f"the tree uses rank {tree.max_rank} but the vocabulary has {config.vocab_size} tokens; prune it"
-        )
-    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        raise TargetError(
-            f"`{config.model_type}` takes positions from the order of its cache (ALiBi), which a tree does not have; "
-            "use a target with explicit position ids"
-        )
-
-
-def _check_window(target: PreTrainedModel, capacity: int) -> None:
-    config = target.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True) and capacity > window:
-        raise TargetError(
-            f"prompt, new tokens and tree take {capacity} slots, more than the sliding window of {window}; decode fewer "
-            "tokens or a shorter prompt"
-        )

@@ -1,0 +1,77 @@
+"""What a target can take: its context, its sliding window, its architecture. Checked before any token is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from treeopt.errors import TargetError
+
+__all__ = ["check_architecture", "check_window", "context_length", "room_for"]
+
+IMPLICIT_POSITIONS = ("bloom", "mpt")  # ALiBi: a position is a place in the cache
+
+
+def context_length(target: PreTrainedModel) -> int:
+    """Return the most tokens a text of the target may have."""
+    config: Any = target.config.get_text_config()
+    return int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 1 << 30)
+
+
+def room_for(target: PreTrainedModel, num_prompt_tokens: int, max_new_tokens: int) -> int:
+    """Return how many new tokens fit behind a prompt, at most `max_new_tokens`.
+
+    Raises
+    ------
+    TargetError
+        If the prompt is empty or fills the context, or less than one new token is asked for.
+    """
+    if num_prompt_tokens < 1:
+        raise TargetError("a prompt has no tokens; give at least one")
+    if max_new_tokens < 1:
+        raise TargetError(f"`max_new_tokens` is {max_new_tokens}; give at least 1")
+    context = context_length(target)
+    if num_prompt_tokens >= context:
+        raise TargetError(
+            f"a prompt has {num_prompt_tokens} tokens and fills the context of {context}; shorten it or leave it out"
+        )
+    return min(max_new_tokens, context - num_prompt_tokens)
+
+
+def check_architecture(target: PreTrainedModel) -> None:
+    """Refuse architectures whose positions or caches a tree cannot use.
+
+    Raises
+    ------
+    TargetError
+        Naming the architecture.
+    """
+    config: Any = target.config.get_text_config()
+    if getattr(config, "alibi", False) or config.model_type in IMPLICIT_POSITIONS:
+        raise TargetError(
+            f"`{config.model_type}` takes positions from the order of its cache (ALiBi), which a tree does not have; "
+            "use a target with explicit position ids"
+        )
+    if not getattr(config, "num_attention_heads", None):
+        raise TargetError(f"`{config.model_type}` has no attention heads to mask; use a transformer with a KV cache")
+    scale = getattr(config, "logit_scale", None)
+    if isinstance(scale, (int, float)) and scale < 0:
+        raise TargetError(f"`{config.model_type}` has logit_scale {scale}; a negative scale turns every ranking around")
+
+
+def check_window(target: PreTrainedModel, num_slots: int) -> None:
+    """Refuse texts longer than a sliding window: every token here sees its whole prefix.
+
+    Raises
+    ------
+    TargetError
+        Naming the window.
+    """
+    config: Any = target.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True) and num_slots > window:
+        raise TargetError(
+            f"prompt, new tokens and tree take {num_slots} slots, more than the sliding window of {window}; use fewer new "
+            "tokens or shorter prompts"
+        )

@@ -94,23 +94,31 @@ def test_a_sequence_is_learnt_by_heart(counting_target, tmp_path):
             assert heads(hidden[None])[:, 0].argmax(-1).tolist() == [x + 2, x + 3, x + 4]
 
 
-def test_interrupted_training_goes_on_to_the_same_heads(tiny_loaded, tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", [(1, 0), (2, 1), (3, 0)])
+def test_interrupted_training_goes_on_to_the_same_heads(tiny_loaded, tmp_path, monkeypatch, place):
     monkeypatch.setattr(training, "GROUP_TOKENS", 100)
+    monkeypatch.setattr(training, "SAVE_SPACING", 0)
     whole, accuracies = train_heads(tiny_loaded, DOCUMENTS, SETTINGS, tmp_path / "whole.pt")
     save = training._Run.save
 
-    def stopping(run, path, header):
-        save(run, path, header)
-        if run.groups == 3:
+    def stopping(run):
+        save(run)
+        if (run.groups, run.batches) == place:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(training._Run, "save", stopping)
     with pytest.raises(KeyboardInterrupt):
         train_heads(tiny_loaded, DOCUMENTS, SETTINGS, tmp_path / "state.pt")
     monkeypatch.setattr(training._Run, "save", save)
+    steps = []
+    step = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *args, **keywords: steps.append(1) or step(*args, **keywords))
     again, again_accuracies = train_heads(tiny_loaded, DOCUMENTS, SETTINGS, tmp_path / "state.pt")
     assert all(map(torch.equal, again.state_dict().values(), whole.state_dict().values()))
     assert again_accuracies == accuracies
+    groups, batches = place
+    total = torch.load(tmp_path / "state.pt", weights_only=True)["schedule"]["last_epoch"]
+    assert len(steps) == total - 2 * groups - batches  # each group of about 100 positions is two batches of 64
 
 
 def test_a_state_of_other_settings_is_refused(tiny_loaded, tmp_path):

@@ -7,6 +7,7 @@ alone: prompts are read, never learnt.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,8 @@ from treeopt.targets.loading import LoadedTarget, fingerprint
 __all__ = ["TrainingSettings", "accuracies", "chunked_loss", "train_heads"]
 
 HEAD_DECAY = 0.8
-GROUP_TOKENS = 16384  # positions shuffled together; the state is saved after each group
+GROUP_TOKENS = 16384  # positions shuffled together
+SAVE_SPACING = 20  # times as long as a save took pass before the next
 FORWARD_TOKENS = 4096  # padded tokens of one forward of the target
 STATE_BYTES = 4 << 30  # hidden states are kept between epochs up to this size, and computed anew beyond
 HELD_OUT_EVERY = 32  # one document in so many measures accuracy and is not learnt
@@ -73,7 +75,8 @@ def train_heads(
     documents : sequence of Continuation
     settings : TrainingSettings
     state_path : Path
-        Heads, optimiser and place in the data, rewritten after every group of documents.
+        Heads, optimiser and place in the data, rewritten as often as a twentieth of the time allows: after every batch
+        or two for small heads.
 
     Returns
     -------
@@ -94,15 +97,13 @@ def train_heads(
         raise HeadsError(f"`{len(documents)}` documents are too few to train on; give at least 2 prompts")
     states = _States(target, documents)
     heads = MedusaHeads.for_target(target.model, settings.num_heads, settings.num_layers).float().train()
-    run = _Run(heads, settings, _num_steps(learnt, settings))
     header = {**asdict(settings), "target": fingerprint(target.model), "documents": documents_hash(documents)}
-    run.restore(state_path, header)
+    run = _Run(heads, settings, _num_steps(learnt, settings), state_path, header)
+    run.restore()
     groups = [group for epoch in range(settings.epochs) for group in _groups(learnt, settings.seed + epoch)]
     with Progress("training", total=len(groups), done=run.groups, unit="groups") as progress:
         for number in range(run.groups, len(groups)):
             run.learn(*_positions(states, groups[number], settings, number))
-            run.groups += 1
-            run.save(state_path, header)
             tokens = sum(len(document.tokens) for document in groups[number])
             progress.add(documents=1, tokens=tokens, note=f"loss {run.loss:.3f}")
     heads.eval()
@@ -179,41 +180,56 @@ def _cross_entropy(heads: MedusaHeads, head: int, states: Tensor, true: Tensor) 
 class _Run:
     """Heads, optimiser and the place in the data."""
 
-    def __init__(self, heads: MedusaHeads, settings: TrainingSettings, num_steps: int) -> None:
-        self.heads, self.settings = heads, settings
+    def __init__(
+        self, heads: MedusaHeads, settings: TrainingSettings, num_steps: int, path: Path, header: dict[str, Any]
+    ) -> None:
+        self.heads, self.settings, self.path, self.header = heads, settings, path, header
         self.optimizer = torch.optim.AdamW(
             heads.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.95)
         )
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _cosine(settings.warmup_steps, num_steps))
         self.groups = 0
+        self.batches = 0  # of the group begun
         self.loss = float("nan")
+        self._saved, self._save_seconds = time.monotonic(), 0.0
 
     def learn(self, hidden: Tensor, labels: Tensor) -> None:
-        """Take one optimiser step per batch of positions."""
-        losses = []
-        for start in range(0, len(hidden), self.settings.batch_size):
-            batch = slice(start, start + self.settings.batch_size)
+        """Take one optimiser step per batch of a group's positions, going on behind the batches already learnt."""
+        size = self.settings.batch_size
+        for start in range(self.batches * size, len(hidden), size):
+            batch = slice(start, start + size)
             self.optimizer.zero_grad()
-            losses.append(chunked_loss(self.heads, hidden[batch], labels[batch]))
+            loss = chunked_loss(self.heads, hidden[batch], labels[batch])
             torch.nn.utils.clip_grad_norm_(self.heads.parameters(), 1.0)
             self.optimizer.step()
             self.schedule.step()
-        self.loss = float(torch.stack(losses).mean())
+            self.batches += 1
+            self.loss = float(loss)
+            # As often as may be while writing takes no more than a twentieth of the time.
+            if time.monotonic() - self._saved >= SAVE_SPACING * self._save_seconds:
+                self.save()
+        self.groups, self.batches = self.groups + 1, 0
+        self.save()
 
-    def save(self, path: Path, header: dict[str, Any]) -> None:
+    def save(self) -> None:
         """Keep everything that going on needs."""
+        start = time.monotonic()
         state = {
-            "header": header,
+            "header": self.header,
             "groups": self.groups,
+            "batches": self.batches,
             "heads": self.heads.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
         }
-        with replacing(path) as temporary:
+        with replacing(self.path) as temporary:
             torch.save(state, temporary)
+        self._saved = time.monotonic()
+        self._save_seconds = self._saved - start
 
-    def restore(self, path: Path, header: dict[str, Any]) -> None:
+    def restore(self) -> None:
         """Go on from a saved state, if there is one."""
+        path, header = self.path, self.header
         if not path.is_file():
             return
         device = next(self.heads.parameters()).device
@@ -225,7 +241,7 @@ class _Run:
         if stated != header:
             differing = sorted(key for key in header if stated.get(key) != header[key])
             raise HeadsError(f"`{path}` was left by a run with another {', '.join(differing)}; delete it to start anew")
-        self.groups = state["groups"]
+        self.groups, self.batches = state["groups"], state["batches"]
         self.heads.load_state_dict(state["heads"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])

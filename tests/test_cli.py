@@ -1,3 +1,4 @@
+import inspect
 import json
 import re
 import subprocess
@@ -17,7 +18,9 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def invoke(*arguments):
-        return CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="treeopt")
+        # Up to click 8.1 the two streams are kept apart on request only.
+        apart = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+        return CliRunner(**apart).invoke(main, [str(argument) for argument in arguments], prog_name="treeopt")
 
     return invoke
 

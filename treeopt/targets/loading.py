@@ -79,7 +79,7 @@ def load_target(name: str, *, device: str = "auto", dtype: str = "auto") -> Load
     try:
         tokenizer = AutoTokenizer.from_pretrained(where)
         model = AutoModelForCausalLM.from_pretrained(where, **keywords).to(device).eval()
-    except (OSError, ValueError, KeyError, RuntimeError, AssertionError, NotImplementedError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise TargetError(f"`{name}` cannot be loaded as a target: {reason}") from error
     return LoadedTarget(name=name, model=model, tokenizer=tokenizer)

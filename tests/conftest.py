@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Wall times of a busy machine are no property of the code. CI runs the same examples every time; by hand they vary.
+settings.register_profile(
+    "treeopt", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("treeopt")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
     """Keep the tests' last calibration out of the user's cache; the demo target, once fetched, is shared."""
-    import os
-
     from treeopt.files import cache_directory
 
     before, shared = os.environ.get("TREEOPT_CACHE"), cache_directory() / "targets"

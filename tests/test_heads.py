@@ -142,3 +142,39 @@ def test_no_heads_or_layers_are_refused(tiny_target, keywords):
 def test_a_config_that_is_no_object_is_passed_over(saved, tiny_target):
     (saved / "config.json").write_text("[]")
     assert MedusaHeads.load(saved, tiny_target).num_heads == 4
+
+
+def test_a_hub_id_is_fetched_with_its_config(saved, tiny_target, tiny_heads, monkeypatch, capsys):
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    asked = []
+
+    def download(repository, name):
+        asked.append((repository, name))
+        if not (saved / name).is_file():
+            raise EntryNotFoundError(name)
+        return str(saved / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    (saved / "config.json").write_text(json.dumps({"medusa_num_heads": 2}))
+    again = MedusaHeads.load("somebody/some-heads", tiny_target)
+    assert asked == [("somebody/some-heads", "medusa_lm_head.safetensors"), ("somebody/some-heads", "config.json")]
+    assert "says medusa_num_heads = 2" in capsys.readouterr().err
+    assert all(map(torch.equal, again.state_dict().values(), tiny_heads.state_dict().values()))
+    (saved / "medusa_lm_head.safetensors").unlink()
+    with pytest.raises(HeadsError, match=r"`somebody/some-heads` on the hub holds no"):
+        MedusaHeads.load("somebody/some-heads", tiny_target)
+
+
+@pytest.mark.parametrize("kind", ["ConnectionError", "LocalEntryNotFoundError"])
+def test_a_hub_that_is_out_of_reach_is_named(tiny_target, monkeypatch, kind):
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    def download(repository, name):
+        raise getattr(errors, kind, ConnectionError)("no route\nto the hub")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(HeadsError, match=r"not to be had from the hub \(no route\)"):
+        MedusaHeads.load("somebody/some-heads", tiny_target)

@@ -58,7 +58,7 @@ def target_options(command: Command) -> Command:
                 help="A Hugging Face directory or hub id; demo is SmolLM2-135M-Instruct, fetched once.",
             ),
             click.option(
-                "--heads", "heads_name", metavar="PATH", help="Medusa heads of the target.  [default: the demo target's]"
+                "--heads", "heads_name", metavar="PATH_OR_ID", help="Medusa heads of the target.  [default: the demo target's]"
             ),
             click.option(
                 "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, …; auto is cuda if there is one."

@@ -24,6 +24,7 @@ from treeopt.files import replacing
 __all__ = ["Checkpoint", "read_checkpoint", "write_checkpoint"]
 
 FILE_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 LM_HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
 
@@ -51,7 +52,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint file, or the one in a directory.
+    """Read a checkpoint file, the one in a directory, or the one of a hub id.
 
     Raises
     ------
@@ -118,7 +119,37 @@ def _find(path: Path) -> Path:
     for name in FILE_NAMES:
         if (path / name).is_file():
             return path / name
-    raise HeadsError(f"`{path}` holds no {' or '.join(FILE_NAMES)}; give a directory or file of Medusa heads")
+    if not path.exists() and HUB_ID.fullmatch(path.as_posix()):
+        return _from_hub(path.as_posix())
+    raise HeadsError(
+        f"`{path}` holds no {' or '.join(FILE_NAMES)}; give a directory or file of Medusa heads, or a hub id"
+    )
+
+
+def _from_hub(repository: str) -> Path:
+    """Fetch the heads, and their config.json if there is one, into the hub's own cache."""
+    try:
+        for name in FILE_NAMES:
+            if (found := _download(repository, name)) is not None:
+                _download(repository, "config.json")
+                return found
+    except Exception as error:  # offline, no such repository, no permission: the hub has many
+        reason = _first_line(error)
+        raise HeadsError(f"`{repository}` is no directory here and not to be had from the hub ({reason})") from error
+    raise HeadsError(f"`{repository}` on the hub holds no {' or '.join(FILE_NAMES)}; give a repository of Medusa heads")
+
+
+def _download(repository: str, name: str) -> Path | None:
+    """Return the fetched file, or None if the repository has none of that name."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repository, name))
+    except LocalEntryNotFoundError:
+        raise  # also an EntryNotFoundError, but it says that the hub was not reached
+    except EntryNotFoundError:
+        return None
 
 
 def _load(file: Path) -> dict[str, Tensor]:

@@ -94,7 +94,7 @@ class MedusaHeads(nn.Module):
         Parameters
         ----------
         path : str or Path
-            A checkpoint file, or the directory that holds it. Heads and layers are counted from its tensors.
+            A checkpoint file, the directory that holds it, or a hub id. Heads and layers are counted from its tensors.
         target : PreTrainedModel
 
         Raises

@@ -37,3 +37,9 @@ def test_batches_are_ranked_row_by_row():
 def test_any_number_of_rows_is_ranked(rows):
     logits = torch.randn(rows, 9)
     assert ranks_of(logits, torch.zeros(rows, dtype=torch.int64)).shape == (rows,)
+
+
+def test_a_logit_that_is_no_number_never_makes_its_token_the_first():
+    nan = float("nan")
+    assert ranks_of(torch.tensor([[1.0, nan, 2.0], [nan, nan, nan]]), torch.tensor([1, 0])).tolist() == [3, 3]
+    assert ranks_of(torch.tensor([[1.0, nan, 2.0]]), torch.tensor([2])).tolist() == [1]

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import treeopt
+from treeopt.bundled import DEMO_TRACE, calibration_path
 from treeopt.cli import main
 from treeopt.document import KEYS
+from treeopt.show import head_rows
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf8")
@@ -81,6 +83,25 @@ def test_the_readme_and_the_package_agree_on_the_lowest_versions():
     torch, python = (re.search(text, README)[1] for text in (r"any torch from (\S+) on", r"Python (\S+) or newer"))
     assert f'"torch>={torch}"' in project
     assert f'requires-python = ">={python}"' in project
+
+
+def test_the_printed_steps_are_those_of_the_committed_run():
+    result = json.loads((ROOT / "tests/benchmarks/results/verify-demo-64.json").read_text())
+    assert result["differences"] == {}
+    for name, row in [*result["domains"].items(), ("all", result["all"])]:
+        low, high = row["tokens_per_step_interval"]
+        assert (
+            f"| {name} | {row['new_tokens']} | {row['num_steps']} | {row['tokens_per_step']:.3f} | {low:.3f} … {high:.3f} |"
+        ) in README
+    tree = treeopt.read_tree(ROOT / "trees/demo-64.json")
+    assert f"predicts {tree.tokens_per_step:.3f} tokens/step" in README
+    assert f"took {result['all']['time_ratio']:.2f} of the tree's time" in README
+
+
+def test_the_printed_accuracies_are_those_of_the_bundled_trace():
+    for row in head_rows(treeopt.RankTrace.read(calibration_path(DEMO_TRACE))):
+        cells = ["{:.3f} ({:.3f} … {:.3f})".format(*row[f"top_{top}"]) for top in (1, 3, 10)]
+        assert f"| {row['head']} | {' | '.join(cells)} |" in README
 
 
 @pytest.mark.heavy

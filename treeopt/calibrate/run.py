@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from treeopt.errors import TraceError
 from treeopt.heads.medusa import MedusaHeads
 from treeopt.progress import Progress
 from treeopt.prompts import Prompt, evenly, prompts_hash
+from treeopt.targets.cache import bytes_per_token
 from treeopt.targets.forward import Forward
 from treeopt.targets.loading import LoadedTarget, fingerprint
 from treeopt.trace import RankTrace
@@ -138,12 +138,8 @@ def auto_batch_size(model: PreTrainedModel, max_new_tokens: int) -> int:
 
     Beyond that the products are no longer bound by reading the weights, and a larger batch gains little.
     """
-    config: Any = model.config.get_text_config()
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    token_bytes: int = 2 * config.num_hidden_layers * kv_heads * head_dim * model.dtype.itemsize
     room = torch.cuda.mem_get_info(model.device)[0] // 4 if model.device.type == "cuda" else 1 << 30
-    return max(1, min(MAX_BATCH_SIZE, room // (token_bytes * (max_new_tokens + TYPICAL_PROMPT))))
+    return max(1, min(MAX_BATCH_SIZE, room // (bytes_per_token(model) * (max_new_tokens + TYPICAL_PROMPT))))
 
 
 def _observe_all(

@@ -25,7 +25,8 @@ def ranks_of(logits: Tensor, tokens: Tensor) -> Tensor:
         From 0. No sort and no copy of the logits: memory stays at two booleans a logit.
     """
     own = logits.gather(1, tokens[:, None])
-    better = (logits > own).sum(dim=1)
+    # Not "greater": nothing compares with NaN, and a token whose own logit is NaN must come last, not first.
+    better = (~(logits <= own)).sum(dim=1)
     before = torch.arange(logits.shape[1], device=logits.device) < tokens[:, None]
     tied_before = (before & (logits == own)).sum(dim=1)
     return better + tied_before

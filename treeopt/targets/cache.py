@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-__all__ = ["RowCache", "cache_keyword"]
+__all__ = ["RowCache", "bytes_per_token", "cache_keyword"]
 
 
 def cache_keyword(model: torch.nn.Module) -> str:
@@ -146,6 +146,12 @@ class RowCache:
         for keys, values in self.buffers:
             keys[rows[:, None], :, to] = keys[rows[:, None], :, kept]
             values[rows[:, None], :, to] = values[rows[:, None], :, kept]
+
+
+def bytes_per_token(target: PreTrainedModel) -> int:
+    """Return the size of one token's keys and values over all layers, in bytes."""
+    config: Any = target.config.get_text_config()
+    return int(2 * config.num_hidden_layers * _num_kv_heads(config) * _head_dim(config) * target.dtype.itemsize)
 
 
 def _num_kv_heads(config: PretrainedConfig) -> int:

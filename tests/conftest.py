@@ -131,3 +131,22 @@ def tiny_prompts(tmp_path_factory):
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run treeopt in an empty directory."""
+    import inspect
+
+    from click.testing import CliRunner
+
+    from treeopt.cli import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*arguments):
+        # Up to click 8.1 the two streams are kept apart on request only.
+        apart = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+        return CliRunner(**apart).invoke(main, [str(argument) for argument in arguments], prog_name="treeopt")
+
+    return invoke

@@ -10,7 +10,7 @@ import torch
 from tests.reference import rank_of
 from treeopt import RankTrace
 from treeopt.calibrate.continuations import Continuation, continue_prompts, dataset_continuations
-from treeopt.calibrate.observe import batches, observe_ranks
+from treeopt.calibrate.observe import Candidates, batches, observe
 from treeopt.calibrate.run import CalibrationSettings, auto_batch_size, calibrate, spread
 from treeopt.calibrate.store import DocumentStore
 from treeopt.errors import TargetError, TraceError
@@ -55,7 +55,7 @@ def test_ranks_equal_a_sort_at_every_position(tiny_target, tiny_heads):
         Continuation("b", None, (7,), (2, 7, 1)),
         Continuation("c", None, (5, 5), (8,)),
     ]
-    found = observe_ranks(Forward(tiny_target), tiny_heads, documents)
+    found = [one.ranks.tolist() for one in observe(Forward(tiny_target), tiny_heads, documents, Candidates())]
     for document, ranks in zip(documents, found):
         whole = torch.tensor([[*document.prompt, *document.tokens]])
         hidden = tiny_target.model(whole).last_hidden_state[0]
@@ -69,9 +69,9 @@ def test_ranks_equal_a_sort_at_every_position(tiny_target, tiny_heads):
 
 def test_chunks_do_not_change_the_ranks(tiny_target, tiny_heads, monkeypatch):
     document = Continuation("a", None, (3, 1, 4), tuple(1 + i % 12 for i in range(40)))
-    whole = observe_ranks(Forward(tiny_target), tiny_heads, [document])
+    whole = [one.ranks.tolist() for one in observe(Forward(tiny_target), tiny_heads, [document], Candidates())]
     monkeypatch.setattr("treeopt.calibrate.observe.CHUNK_LOGITS", 3 * 13)
-    assert observe_ranks(Forward(tiny_target), tiny_heads, [document]) == whole
+    assert [one.ranks.tolist() for one in observe(Forward(tiny_target), tiny_heads, [document], Candidates())] == whole
 
 
 def test_batches_hold_every_document_once_within_the_limit():
@@ -246,7 +246,7 @@ def test_texts_longer_than_a_sliding_window_are_refused(tiny_heads):
     with pytest.raises(TargetError, match=r"sliding window of 8"):
         list(greedy_continuations(target, [[1, 2, 3]], max_new_tokens=12, eos_ids=(), batch_size=2))
     with pytest.raises(TargetError, match=r"sliding window of 8"):
-        observe_ranks(Forward(target), tiny_heads, [Continuation("a", None, (1, 2, 3), (4,) * 9)])
+        observe(Forward(target), tiny_heads, [Continuation("a", None, (1, 2, 3), (4,) * 9)], Candidates())
 
 
 def test_architectures_without_attention_or_with_turned_logits_are_refused(tiny_target, monkeypatch):
@@ -289,3 +289,94 @@ def test_a_limit_of_tokens_leaves_prompts_out_evenly(prompts):
 def test_the_automatic_batch_shrinks_with_the_cache_it_needs(tiny_target):
     assert auto_batch_size(tiny_target, 128) == 64
     assert auto_batch_size(tiny_target, 1 << 22) == 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_guesses_are_judged_by_the_targets_distribution_behind_the_documents_own_text(
+    tiny_target, tiny_heads, temperature, monkeypatch
+):
+    monkeypatch.setattr("treeopt.calibrate.observe.CHUNK_LOGITS", 3 * 13)  # chunks of three rows
+    document = Continuation("a", None, (3, 1, 4), (1, 5, 9, 2, 6, 5, 3))
+    (found,) = observe(Forward(tiny_target), tiny_heads, [document], Candidates(4, temperature))
+    whole = [*document.prompt, *document.tokens]
+    distributions = (tiny_target(torch.tensor([whole])).logits[0] / temperature).softmax(dim=-1)
+    hidden = tiny_target.model(torch.tensor([whole])).last_hidden_state[0]
+    first = len(document.prompt)  # place of the document's token 0
+    for i in range(len(document.tokens)):
+        after = distributions[first + i]
+        entropy = -(after * after.log()).sum() if i < len(document.tokens) - 1 else torch.tensor(0.0)
+        assert found.entropies[i].item() == pytest.approx(entropy.item(), abs=1e-5)
+        for head in range(4):
+            guesses = tiny_heads(hidden[first - 1 + i])[head].sort(descending=True, stable=True).indices[:4]
+            judge = first + i + head  # its distribution follows token i + head
+            expected = distributions[judge][guesses].tolist() if i + 1 + head < len(document.tokens) else [0.0] * 4
+            assert found.topk_probs[i, head].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_trace_with_candidates_resumes_and_holds_them(tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch):
+    settings = CalibrationSettings(max_new_tokens=9, batch_size=3, candidates=Candidates(5, 0.7))
+    whole = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "a.safetensors", settings)
+    assert whole.topk_probs.shape == (36, 4, 5)
+    assert whole.metadata["temperature"] == "0.7"
+    plain = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "b.safetensors", SETTINGS)
+    assert (plain.ranks == whole.ranks).all()
+    assert plain.topk_probs is None
+    assert "temperature" not in plain.metadata
+    append, output = DocumentStore.append, tmp_path / "c.safetensors"
+
+    def stopping(self, document, value):
+        if self.path.name == "ranks.jsonl" and len(self.done) == 2:
+            raise Stopped
+        append(self, document, value)
+
+    monkeypatch.setattr("treeopt.calibrate.run.OBSERVED_TOKENS", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(DocumentStore, "append", stopping)
+        with pytest.raises(Stopped):
+            calibrate(tiny_loaded, tiny_heads, prompts, output, settings)
+    assert calibrate(tiny_loaded, tiny_heads, prompts, output, settings) == whole
+
+
+def test_a_run_with_other_candidates_is_in_the_way(tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch):
+    output = tmp_path / "t.safetensors"
+    with monkeypatch.context() as patch:
+        patch.setattr("treeopt.calibrate.run.assemble", lambda *_: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            calibrate(tiny_loaded, tiny_heads, prompts, output, SETTINGS)
+    settings = CalibrationSettings(max_new_tokens=9, batch_size=3, candidates=Candidates(5))
+    with pytest.raises(TraceError, match=r"another candidates"):
+        calibrate(tiny_loaded, tiny_heads, prompts, output, settings)
+
+
+TINY = {
+    "vocab_size": 23, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "keywords"),
+    [
+        ("Gemma2", {"final_logit_softcapping": 0.5}),
+        ("Cohere", {"logit_scale": 0.25}),
+        ("Granite", {"logits_scaling": 4.0}),
+        ("Llama", {}),
+    ],
+)
+def test_true_logits_are_those_of_the_targets_own_forward(family, keywords):
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**TINY, **keywords)
+    target = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for parameter in target.parameters():
+        parameter.add_(0.3 * torch.randn_like(parameter))
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    forward = Forward(target)
+    own = target(ids).logits[0]
+    hidden = target.get_decoder()(ids).last_hidden_state[0]
+    assert forward.true_logits(hidden) == pytest.approx(own, abs=1e-5)
+    assert keywords == {} or not torch.allclose(forward.logits(hidden), own, atol=1e-3)
+    assert forward.vocabulary == 23

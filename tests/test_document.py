@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from tests.strategies import rates
 from treeopt import best_tree, read_tree, write_tree
 from treeopt.document import MAX_BYTES, from_json, to_bytes
 from treeopt.errors import DocumentError, TreeError
+from treeopt.optimize import Limits
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def test_a_large_tree_is_written_with_the_packed_mask_only(tmp_path):
 
 
 def test_the_file_of_a_small_tree_is_this_text():
-    built = best_tree([[0.5, 0.25]], num_nodes=3, max_rank=4, provenance={"source": "test"})
+    built = best_tree([[0.5, 0.25]], num_nodes=3, max_rank=4, must_include=[(0,)], provenance={"source": "test"})
     assert to_bytes(built).decode() == (
         "{\n"
         '  "schema": "treeopt.tree/1",\n'
@@ -64,13 +66,18 @@ def test_the_file_of_a_small_tree_is_this_text():
         '  "path_probabilities": [1.0,0.5,0.25],\n'
         '  "added": [0,1,2],\n'
         '  "curve": [0.0,0.5,0.75],\n'
-        '  "constraints": {"num_nodes":3,"max_depth":null,"max_rank":4},\n'
-        '  "certificate": {"last_included":0.25,"first_excluded":0.0,'
-        '"unconstrained_expected_accepted":0.75,"caps_bind":false,'
+        '  "constraints": {"num_nodes":3,"max_depth":null,"max_rank":4,"rank_caps":[],"max_children":null,"level_caps":[],'
+        '"dense_siblings":false,"level_regular":false,"must_include":[[0]],"max_leaves":null},\n'
+        '  "certificate": {"objective":"expected_accepted","value":0.75,"upper_bound":0.75,"optimal":true,"nested":false,'
+        '"last_included":0.25,"first_excluded":0.0,"unconstrained_value":0.75,'
+        '"constraint_costs":{"max_rank":0.0,"must_include":0.0},"parts":{},'
         '"expected_accepted_interval":null,"nodes_within_noise":null},\n'
         '  "provenance": {"source":"test"}\n'
         "}\n"
     )
+
+
+FREE = {field.name: field.default for field in dataclasses.fields(Limits)} | {"num_nodes": 5}
 
 
 def changed(built, **changes):
@@ -104,11 +111,17 @@ def changed(built, **changes):
         ({"added": [0, 1, 1, 2, 3]}, r"`added` must name each node"),
         ({"constraints": {"num_nodes": 5}}, r"`constraints` must have exactly the keys"),
         ({"certificate": {}}, r"`certificate` must have exactly the keys"),
+        ({"constraints": {**FREE, "num_nodes": 4}}, r"in `constraints`, `num_nodes` is 4, but the tree has 5"),
+        ({"constraints": {**FREE, "max_rank": 0}}, r"`max_rank` allows rank 0 at depth 1, but the tree holds \(1\)"),
         (
-            {"constraints": {"num_nodes": 4, "max_depth": None, "max_rank": None}},
-            r"num_nodes = 4, but the tree reaches 5",
+            {"constraints": {**FREE, "level_caps": [2, 1]}},
+            r"`level_caps` allows 1 nodes at depth 2, but the tree has 2",
         ),
-        ({"constraints": {"num_nodes": 5, "max_depth": 1, "max_rank": None}}, r"max_depth = 1, but the tree reaches 2"),
+        ({"constraints": {**FREE, "must_include": [[5]]}}, r"must_include is \[\[5\]\]; give paths of the tree"),
+        ({"constraints": {**FREE, "must_include": 5}}, r"must_include is 5; give paths of the tree"),
+        ({"constraints": {**FREE, "dense_siblings": 1}}, r"`dense_siblings` is 1; give True or False"),
+        ({"constraints": {**FREE, "max_leaves": 2.5}}, r"`max_leaves` is 2.5; give a whole number"),
+        ({"constraints": {**FREE, "max_depth": 1}}, r"`max_depth` is 1, but the tree has depth 2"),
         ({"path_probabilities": [1.0, 10**400, 0.1, 0.1, 0.1]}, r"int too large|must lie in"),
         ({"provenance": {"a": 1}}, r"`provenance` must map text to text"),
     ],
@@ -200,7 +213,14 @@ def test_reading_and_writing_64_nodes_is_quick(built):
     ("key", "value", "message"),
     [
         ("first_excluded", 2.0, r"`first_excluded` is 2.0; give a number from 0 to 1"),
-        ("unconstrained_expected_accepted", -1, r"`unconstrained_expected_accepted` is -1"),
+        ("unconstrained_value", -1, r"`unconstrained_value` is -1"),
+        ("objective", "speed", r"`objective` is 'speed'; give one of expected_accepted, mixture, robust, typical"),
+        ("optimal", 1, r"`optimal` is 1; give true or false"),
+        ("nested", None, r"`nested` is None; give true or false"),
+        ("upper_bound", 0.5, r"`upper_bound` is 0.5 for a value of 1.2"),
+        ("upper_bound", 1.5, r"`upper_bound` is 1.5 for a value of 1.2"),
+        ("constraint_costs", [1], r"`constraint_costs` is \[1\]; give an object of numbers"),
+        ("parts", {"math": "much"}, r"`math` is 'much'; give a number from 0 to 5"),
         ("expected_accepted_interval", [5, 1], r"must give `expected_accepted_interval`"),
     ],
 )

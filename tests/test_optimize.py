@@ -1,6 +1,4 @@
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +10,9 @@ from tests.strategies import rates
 from treeopt import AcceptanceTable, DraftTree, best_tree
 from treeopt.errors import ConstraintError
 from treeopt.optimize import HeadModel
-from treeopt.optimize.best_first import _heap_search
-from treeopt.optimize.built import Constraints
 from treeopt.optimize.large import likeliest_paths
-
-DATA = Path(__file__).parent / "data"
+from treeopt.optimize.limits import Limits
+from treeopt.optimize.search import search
 
 
 @given(rates(), st.integers(1, 8), st.none() | st.integers(0, 3), st.none() | st.integers(0, 2))
@@ -24,7 +20,7 @@ def test_no_tree_of_the_same_size_has_a_larger_sum(rows, num_nodes, max_depth, m
     built = best_tree(rows, num_nodes, max_depth=max_depth, max_rank=max_rank)
     assert built.tree.num_nodes <= num_nodes
     assert math.isclose(built.expected_accepted, best_sum(rows, num_nodes, max_depth, max_rank), abs_tol=1e-12)
-    assert math.isclose(built.unconstrained, best_sum(rows, num_nodes), abs_tol=1e-12)
+    assert math.isclose(built.certificate.unconstrained, best_sum(rows, num_nodes), abs_tol=1e-12)
 
 
 @given(rates(), st.integers(1, 30))
@@ -35,7 +31,7 @@ def test_nodes_are_taken_by_probability_then_depth_then_path(rows, num_nodes):
     assert [built.tree.paths[node] for node in built.added[1:]] == expected
     assert built.path_probabilities[built.added[1:]].tolist() == [paths[path] for path in expected]
     left_out = sorted(paths.values(), reverse=True)[num_nodes - 1 :]
-    assert built.first_excluded == (left_out[0] if left_out else 0.0)
+    assert built.certificate.first_excluded == (left_out[0] if left_out else 0.0)
 
 
 @given(rates(), st.integers(2, 20))
@@ -58,14 +54,14 @@ def test_a_budget_beyond_all_paths_is_met_with_what_exists():
     built = best_tree([[0.5, 0.25], [0.5, 0.0]], num_nodes=1000)
     assert built.tree.num_nodes == 1 + 2 + 2
     assert built.constraints.num_nodes == 1000
-    assert built.first_excluded == 0.0
+    assert built.certificate.first_excluded == 0.0
 
 
 def test_one_node_is_plain_decoding():
     built = best_tree([[0.5]], num_nodes=1)
     assert built.tree.num_nodes == 1
     assert built.tokens_per_step == 1.0
-    assert built.first_excluded == 0.5
+    assert built.certificate.first_excluded == 0.5
 
 
 @pytest.mark.parametrize(
@@ -73,7 +69,7 @@ def test_one_node_is_plain_decoding():
     [
         ({"num_nodes": 0}, "`num_nodes` is 0"),
         ({"max_depth": -1}, "`max_depth` is -1"),
-        ({"max_rank": -2}, "`max_rank`"),
+        ({"max_rank": -2}, "`max_rank` is -2"),
     ],
 )
 def test_impossible_limits_are_refused(keywords, message):
@@ -83,21 +79,12 @@ def test_impossible_limits_are_refused(keywords, message):
 
 def test_a_cap_that_binds_states_its_cost_and_one_that_does_not_costs_nothing():
     rows = [[0.5, 0.3], [0.5, 0.3], [0.5, 0.3]]
-    assert best_tree(rows, 8, max_depth=1).cap_cost > 0.5
-    assert best_tree(rows, 3, max_depth=3, max_rank=1).cap_cost == 0.0
-
-
-def test_the_published_v0_accuracies_give_the_known_optimum():
-    accuracies = json.loads((DATA / "medusa_v0_head_accuracy.json").read_text())["rank_accuracy"]
-    assert best_tree(accuracies["7b"], 64).tokens_per_step == pytest.approx(2.3845, abs=5e-5)
-
-
-@pytest.mark.parametrize("name", ["mc_sim_7b_63", "vicuna_7b_stage2", "vicuna_7b_stage1", "zephyr_stage2"])
-def test_witness_accuracies_print_the_published_list_in_its_order(name):
-    witness = json.loads((DATA / "medusa_tree_witness_tables.json").read_text())["trees"][name]
-    published = json.loads((DATA / "published_static_trees.json").read_text())["medusa"]["trees"][name]
-    built = best_tree(witness["rank_accuracy_witness"], len(published) + 1)
-    assert [list(built.tree.paths[node]) for node in built.added[1:]] == published
+    binding = best_tree(rows, 8, max_depth=1).certificate
+    assert binding.constraint_costs["max_depth"] == binding.unconstrained - binding.value > 0.5
+    assert best_tree(rows, 3, max_depth=3, max_rank=1).certificate.constraint_costs == {
+        "max_depth": 0.0,
+        "max_rank": 0.0,
+    }
 
 
 def test_probabilities_are_products_along_the_path():
@@ -110,24 +97,30 @@ def test_probabilities_are_products_along_the_path():
         assert probability == product
 
 
+def assert_same(fast, slow, num_nodes):
+    """Compare arrays with the answer of the heap."""
+    tree = DraftTree.from_parents(fast.parents, fast.ranks)
+    assert list(tree.paths[1:]) == slow.paths
+    assert fast.probabilities[1:].tolist() == slow.probabilities
+    order = sorted(range(len(slow.paths)), key=lambda i: -slow.probabilities[i])
+    assert fast.added.tolist() == [0, *(i + 1 for i in order)]
+    assert fast.following == slow.left_out
+
+
 @given(rates(max_heads=4, max_ranks=4), st.integers(1, 80))
 def test_array_operations_take_the_same_nodes_as_the_heap(rows, num_nodes):
     model = HeadModel(AcceptanceTable.from_rates(rows))
-    slow = _heap_search(model, Constraints(num_nodes))
-    fast = likeliest_paths(model.table.rates, num_nodes)
-    assert fast.parents.tolist() == slow.parents.tolist()
-    assert fast.ranks.tolist() == slow.ranks.tolist()
-    assert fast.probabilities.tolist() == slow.probabilities.tolist()
-    assert fast.added.tolist() == slow.added.tolist()
-    assert fast.following == slow.following
+    assert_same(likeliest_paths(model.table.rates, num_nodes), search(model, Limits(num_nodes)), num_nodes)
 
 
 @pytest.mark.parametrize("num_nodes", [1025, 3000, 20_000])
 def test_large_budgets_take_the_same_nodes_as_the_heap(num_nodes):
     rows = np.random.default_rng(1).dirichlet(np.full(40, 0.2), size=6)  # neither sorted nor without tiny rates
-    slow = _heap_search(HeadModel(AcceptanceTable.from_rates(rows)), Constraints(num_nodes, max_depth=5, max_rank=30))
-    built = best_tree(rows, num_nodes, max_depth=5, max_rank=30)
-    assert built.tree.parents.tolist() == slow.parents.tolist()
-    assert built.added.tolist() == slow.added.tolist()
-    assert built.first_excluded == slow.following
+    keywords = {"max_depth": 5, "max_rank": 30, "rank_caps": (35, 12)}
+    slow = search(HeadModel(AcceptanceTable.from_rates(rows)), Limits(num_nodes, **keywords))
+    built = best_tree(rows, num_nodes, **keywords)
+    assert list(built.tree.paths[1:]) == slow.paths
+    assert built.path_probabilities[1:].tolist() == slow.probabilities
+    assert built.certificate.first_excluded == slow.left_out
+    assert built.certificate.nested
     assert built.tree == DraftTree.from_paths(built.tree.paths[1:])

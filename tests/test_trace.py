@@ -121,3 +121,52 @@ def test_documents_and_ranks_out_of_range_are_refused():
             trace.select(documents)
     with pytest.raises(TraceError, match=r"`num_ranks` is 0"):
         trace.table(0)
+
+
+def probable_trace():
+    ranks, documents = [[0, 2], [1, -1], [-1, -1], [0, -1], [-1, -1]], [0, 3, 5]
+    probs = np.linspace(0, 1, 30).reshape(5, 2, 3)
+    return RankTrace(ranks, documents, ["math", "code"], topk_probs=probs, entropies=[0.5, 1, 0, 2, 0])
+
+
+def test_probabilities_and_entropies_are_written_read_and_selected(tmp_path):
+    trace = probable_trace()
+    trace.write(tmp_path / "trace.safetensors")
+    again = RankTrace.read(tmp_path / "trace.safetensors")
+    assert again == trace
+    assert again.topk_probs.dtype == np.float16
+    chosen = trace.select([1, 0])
+    assert chosen.topk_probs.tolist() == trace.topk_probs[[3, 4, 0, 1, 2]].tolist()
+    assert chosen.entropies.tolist() == [2, 0, 0.5, 1, 0]
+    assert RankTrace(trace.ranks, trace.documents, ["math", "code"]) != trace
+
+
+def test_a_domain_is_the_trace_of_its_documents():
+    trace = probable_trace()
+    assert trace.domain("code") == trace.select([1])
+    with pytest.raises(TraceError, match=r"`law` is no domain of the trace; it has code, math"):
+        trace.domain("law")
+    with pytest.raises(TraceError, match=r"it has none"):
+        RankTrace([[0]], [0, 1]).domain("law")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"entropies": None}, "belong together"),
+        ({"topk_probs": None}, "belong together"),
+        ({"topk_probs": np.zeros((5, 1, 3))}, r"`topk_probs` has shape \(5, 1, 3\)"),
+        ({"topk_probs": np.zeros((5, 2))}, r"`topk_probs` has shape \(5, 2\)"),
+        ({"entropies": [0.0] * 4}, r"`entropies` \(4,\)"),
+        ({"topk_probs": np.full((5, 2, 3), 1.5)}, r"must lie in \[0, 1\]"),
+        ({"topk_probs": np.full((5, 2, 3), np.nan)}, r"must lie in \[0, 1\]"),
+        ({"entropies": [0, 0, 0, 0, np.inf]}, "be finite"),
+        ({"entropies": [0, 0, 0, 0, -1.0]}, "from 0 on"),
+    ],
+)
+def test_probabilities_that_do_not_fit_are_refused(changes, message):
+    trace = probable_trace()
+    with pytest.raises(TraceError, match=message):
+        RankTrace(
+            trace.ranks, trace.documents, **{"topk_probs": trace.topk_probs, "entropies": trace.entropies, **changes}
+        )

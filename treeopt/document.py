@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import numpy as np
 
 from treeopt import strictjson
 from treeopt.buffers import TreeBuffers
-from treeopt.errors import DocumentError, TreeError
+from treeopt.errors import ConstraintError, DocumentError, TreeError
 from treeopt.files import replacing
-from treeopt.optimize.built import BuiltTree, Constraints
-from treeopt.optimize.certificate import Noise
+from treeopt.optimize.built import BuiltTree, Certificate
+from treeopt.optimize.limits import Limits
+from treeopt.optimize.noise import Noise
 from treeopt.tree import DraftTree
 
 __all__ = ["SCHEMA", "from_json", "read_tree", "to_bytes", "write_tree"]
@@ -32,15 +34,23 @@ STRUCTURE = ("num_nodes", "max_depth", "paths", "parents", "depths", "ranks", "p
 MASKS = ("attention_mask", "packed_mask", "retrieve", "retrieve_valid")
 VALUES = ("expected_accepted", "tokens_per_step", "path_probabilities", "added", "curve")
 KEYS = ("schema", *STRUCTURE, *MASKS, *VALUES, "constraints", "certificate", "provenance")
-CONSTRAINT_KEYS = ("num_nodes", "max_depth", "max_rank")
+CONSTRAINT_KEYS = tuple(field.name for field in fields(Limits))
 CERTIFICATE_KEYS = (
+    "objective",
+    "value",
+    "upper_bound",
+    "optimal",
+    "nested",
     "last_included",
     "first_excluded",
-    "unconstrained_expected_accepted",
-    "caps_bind",
+    "unconstrained_value",
+    "constraint_costs",
+    "parts",
     "expected_accepted_interval",
     "nodes_within_noise",
 )
+SUMS = ("expected_accepted", "mixture")  # their value is E[L]
+OBJECTIVES = (*SUMS, "robust", "typical")
 
 
 def to_bytes(built: BuiltTree) -> bytes:
@@ -101,8 +111,7 @@ def from_json(data: Any) -> BuiltTree:
     """Build from parsed JSON; see `read_tree`."""
     _check_keys(data)
     tree = DraftTree.from_paths(_paths(data))
-    constraints = _constraints(data["constraints"], tree)
-    certificate = _object(data, "certificate", CERTIFICATE_KEYS)
+    constraints = _constraints(data, tree)
     provenance = data["provenance"]
     if not isinstance(provenance, dict) or not all(isinstance(value, str) for value in provenance.values()):
         raise DocumentError("`provenance` must map text to text")
@@ -111,10 +120,8 @@ def from_json(data: Any) -> BuiltTree:
         path_probabilities=_probabilities(data, tree),
         added=_permutation(data, tree),
         constraints=constraints,
-        first_excluded=_number(certificate, "first_excluded", 1.0),
-        unconstrained=_number(certificate, "unconstrained_expected_accepted", tree.num_nodes),
+        certificate=_certificate(data),
         provenance=provenance,
-        noise=_noise(certificate),
     )
     _check_derived(data, built)
     return built
@@ -123,7 +130,6 @@ def from_json(data: Any) -> BuiltTree:
 def _fields(built: BuiltTree) -> dict[str, Any]:
     tree, buffers = built.tree, TreeBuffers.of(built.tree)
     dense = tree.num_nodes <= MAX_DENSE_NODES
-    limits = built.constraints
     return {
         "schema": SCHEMA,
         "num_nodes": tree.num_nodes,
@@ -142,17 +148,33 @@ def _fields(built: BuiltTree) -> dict[str, Any]:
         "path_probabilities": built.path_probabilities.tolist(),
         "added": built.added.tolist(),
         "curve": built.curve.tolist(),
-        "constraints": {name: getattr(limits, name) for name in CONSTRAINT_KEYS},
-        "certificate": {
-            "last_included": built.last_included,
-            "first_excluded": built.first_excluded,
-            "unconstrained_expected_accepted": built.unconstrained,
-            "caps_bind": built.cap_cost > TOLERANCE,
-            "expected_accepted_interval": [built.noise.low, built.noise.high] if built.noise else None,
-            "nodes_within_noise": built.noise.nodes_within_noise if built.noise else None,
-        },
+        "constraints": {name: _plain(getattr(built.constraints, name)) for name in CONSTRAINT_KEYS},
+        "certificate": _certificate_fields(built),
         "provenance": dict(sorted(built.provenance.items())),
     }
+
+
+def _certificate_fields(built: BuiltTree) -> dict[str, Any]:
+    proven = built.certificate
+    noise = proven.noise
+    return {
+        "objective": proven.objective,
+        "value": proven.value,
+        "upper_bound": proven.bound,
+        "optimal": proven.optimal,
+        "nested": proven.nested,
+        "last_included": built.last_included,
+        "first_excluded": proven.first_excluded,
+        "unconstrained_value": proven.unconstrained,
+        "constraint_costs": dict(proven.constraint_costs),
+        "parts": dict(sorted(proven.parts.items())),
+        "expected_accepted_interval": [noise.low, noise.high] if noise else None,
+        "nodes_within_noise": noise.nodes_within_noise if noise else None,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 def _compact(value: Any) -> str:
@@ -189,17 +211,44 @@ def _object(data: Mapping[str, Any], name: str, keys: tuple[str, ...]) -> dict[s
     return found
 
 
-def _constraints(data: Any, tree: DraftTree) -> Constraints:
-    found = _object({"constraints": data}, "constraints", CONSTRAINT_KEYS)
-    for name, value in found.items():
-        if not (type(value) is int or (value is None and name != "num_nodes")):
-            raise DocumentError(f"`constraints` has {name} = {value!r}; give a whole number")
-    constraints = Constraints(**found)
-    for name, reached in (("num_nodes", tree.num_nodes), ("max_depth", tree.max_depth), ("max_rank", tree.max_rank)):
-        limit = getattr(constraints, name)
-        if limit is not None and limit < max(reached, 0):
-            raise DocumentError(f"`constraints` has {name} = {limit}, but the tree reaches {reached}; write it again")
-    return constraints
+def _constraints(data: Mapping[str, Any], tree: DraftTree) -> Limits:
+    found = _object(data, "constraints", CONSTRAINT_KEYS)
+    try:
+        # First without the paths: once the tree is seen to obey, what they need is no larger than the tree.
+        Limits(**{**found, "must_include": ()}).check(tree)
+        if not isinstance(found["must_include"], list) or any(
+            path not in data["paths"] for path in found["must_include"]
+        ):
+            raise DocumentError(f"in `constraints`, must_include is {found['must_include']!r}; give paths of the tree")
+        limits = Limits(**found)
+    except ConstraintError as error:
+        raise DocumentError(f"in `constraints`, {error}") from error
+    return limits
+
+
+def _certificate(data: Mapping[str, Any]) -> Certificate:
+    found = _object(data, "certificate", CERTIFICATE_KEYS)
+    most = float(len(data["paths"]))
+    value, bound = _number(found, "value", most), _number(found, "upper_bound", most)
+    if found["objective"] not in OBJECTIVES:
+        raise DocumentError(f"`objective` is {found['objective']!r}; give one of {', '.join(OBJECTIVES)}")
+    for name in ("optimal", "nested"):
+        if type(found[name]) is not bool:
+            raise DocumentError(f"`{name}` is {found[name]!r}; give true or false")
+    if bound < value or (found["optimal"] and bound != value):
+        raise DocumentError(f"`upper_bound` is {bound:g} for a value of {value:g}; write the file again")
+    return Certificate(
+        objective=found["objective"],
+        value=value,
+        bound=bound,
+        optimal=found["optimal"],
+        nested=found["nested"],
+        first_excluded=_number(found, "first_excluded", 1.0),
+        unconstrained=_number(found, "unconstrained_value", most),
+        constraint_costs=_numbers(found, "constraint_costs", most),
+        parts=_numbers(found, "parts", most),
+        noise=_noise(found),
+    )
 
 
 def _number(data: Mapping[str, Any], name: str, highest: float) -> float:
@@ -207,6 +256,13 @@ def _number(data: Mapping[str, Any], name: str, highest: float) -> float:
     if type(value) not in (int, float) or not 0 <= value <= highest:
         raise DocumentError(f"`{name}` is {value!r}; give a number from 0 to {highest:g}")
     return float(value)
+
+
+def _numbers(data: Mapping[str, Any], name: str, highest: float) -> dict[str, float]:
+    found = data[name]
+    if not isinstance(found, dict):
+        raise DocumentError(f"`{name}` is {found!r}; give an object of numbers")
+    return {key: _number(found, key, highest) for key in found}
 
 
 def _noise(certificate: Mapping[str, Any]) -> Noise | None:
@@ -245,6 +301,8 @@ def _permutation(data: Mapping[str, Any], tree: DraftTree) -> np.ndarray[Any, np
 
 def _check_derived(data: Mapping[str, Any], built: BuiltTree) -> None:
     """Check everything that follows from the paths and probabilities against what the file states."""
+    if built.certificate.objective in SUMS and abs(built.certificate.value - built.expected_accepted) > TOLERANCE:
+        raise DocumentError("`value` does not follow from `path_probabilities`; write the file again")
     for key, expected in _fields(built).items():
         if key in ("provenance", "constraints"):
             continue

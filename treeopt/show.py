@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from treeopt.acceptance import AcceptanceTable
+from treeopt.heldout import Comparison
 from treeopt.intervals import ratio_interval
 from treeopt.optimize.built import BuiltTree
 from treeopt.trace import RankTrace
 from treeopt.tree import DraftTree
 
-__all__ = ["aligned", "describe_table", "describe_trace", "describe_tree", "head_rows"]
+__all__ = ["aligned", "describe_comparison", "describe_table", "describe_trace", "describe_tree", "head_rows"]
 
 TOPS = (1, 3, 5, 10)
 MAX_DRAWN = 128  # nodes; larger trees are summarised by level
+NOTHING = 1e-9  # a cost below is rounding
 CURVE_BUDGETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -28,8 +30,10 @@ def describe_tree(built: BuiltTree, *, draw: bool = True) -> str:
         + (", ".join(map(str, tree.level_widths)) or "none but the root"),
         f"expected_accepted E[L] {built.expected_accepted:.4f}, tokens_per_step {built.tokens_per_step:.4f}",
         *_notes(built),
-        "E[L] by nodes: " + ", ".join(f"{n}: {built.curve[n - 1]:.3f}" for n in _budgets(tree.num_nodes)),
     ]
+    if built.certificate.nested:
+        curve = ", ".join(f"{n}: {built.curve[n - 1]:.3f}" for n in _budgets(tree.num_nodes))
+        lines.append(f"E[L] by nodes: {curve}")
     if draw and tree.num_nodes <= MAX_DRAWN:
         lines += ["", *_drawn(built)]
     elif draw:
@@ -65,6 +69,38 @@ def describe_table(table: AcceptanceTable) -> str:
     columns = [table.top(top) for top in tops]
     rows = [[str(head), *(f"{column[head]:.3f}" for column in columns)] for head in range(table.num_heads)]
     return "\n".join([*lines, *aligned([header, *rows])])
+
+
+def describe_comparison(comparison: Comparison) -> str:
+    """Return tokens per step predicted and measured on left-out documents, a line for each way to choose the tree."""
+    first = comparison.choices[0]
+    lines = [
+        f"held-out tokens_per_step of {comparison.num_nodes} nodes: built on {comparison.num_folds - 1} of "
+        f"{comparison.num_folds} parts of {comparison.num_documents} documents ({comparison.num_positions} positions), "
+        "measured on the rest"
+    ]
+    header = ["chosen by", "predicted", "measured", "95 % interval", "error", "gain", "95 % interval", "nodes shared"]
+    own = any(choice.own_value is not None for choice in comparison.choices)
+    rows = []
+    for choice in comparison.choices:
+        name = choice.aim.model if choice.aim.objective == first.aim.objective else choice.aim.objective
+        rows.append(
+            [
+                name,
+                f"{1 + choice.predicted:.4f}",
+                f"{1 + choice.measured:.4f}",
+                f"[{1 + choice.low:.4f}, {1 + choice.high:.4f}]",
+                f"{choice.error:+.4f}",
+                *(
+                    ["", ""]
+                    if choice is first
+                    else [f"{choice.gain:+.4f}", f"[{choice.gain_low:+.4f}, {choice.gain_high:+.4f}]"]
+                ),
+                f"{choice.shared_nodes:.1f}",
+                *([f"{1 + choice.own_value:.4f}"] if choice.own_value is not None else []),
+            ]
+        )
+    return "\n".join([*lines, *aligned([[*header, *([f"{comparison.objective} measured"] if own else [])], *rows])])
 
 
 def head_rows(trace: RankTrace, *, seed: int = 0) -> list[dict[str, Any]]:
@@ -105,25 +141,55 @@ def _percent(value: Any) -> str:
 
 
 def _notes(built: BuiltTree) -> Iterator[str]:
-    limits, noise = built.constraints, built.noise
-    if noise is not None:
+    limits, proven = built.constraints, built.certificate
+    if proven.noise is not None:
         yield (
-            f"95 % interval of E[L] over documents [{noise.low:.4f}, {noise.high:.4f}]; {noise.nodes_within_noise} nodes "
-            "cannot be told from the best one left out"
+            f"95 % interval of E[L] over documents [{proven.noise.low:.4f}, {proven.noise.high:.4f}]; "
+            f"{proven.noise.nodes_within_noise} nodes cannot be told from the best one left out"
         )
+    yield from _objective_notes(built)
     if built.tree.num_nodes < limits.num_nodes:
         yield (
             f"{limits.num_nodes} nodes were asked for, {built.tree.num_nodes} exist: no other path within the limits has "
             "a probability above 0"
+            if not set(limits.active) - {"max_depth", "max_rank", "rank_caps"}
+            else f"{limits.num_nodes} nodes were asked for; within the limits no tree of more than {built.tree.num_nodes} is better"
         )
-    stated = [f"--{name.replace('_', '-')} {value}" for name, value in _caps(built) if value is not None]
-    if stated:
-        cost = f"costs {built.cap_cost:.4f} of E[L]" if built.cap_cost > 1e-9 else "does not bind"
-        yield f"{' with '.join(stated)} {cost}"
+    for name in limits.active:
+        cost = proven.constraint_costs.get(name, 0.0)
+        told = f"costs {cost:.4f} of {_valued(built)}" if cost > NOTHING else "does not bind"
+        yield f"{_option(name, getattr(limits, name))} {told}"
+    if len(limits.active) > 1:
+        yield f"all limits together cost {max(0.0, proven.unconstrained - proven.value):.4f} of {_valued(built)}"
 
 
-def _caps(built: BuiltTree) -> Iterable[tuple[str, int | None]]:
-    return (("max_depth", built.constraints.max_depth), ("max_rank", built.constraints.max_rank))
+def _objective_notes(built: BuiltTree) -> Iterator[str]:
+    proven = built.certificate
+    if proven.objective == "typical":
+        yield f"under typical acceptance E[L] {proven.value:.4f} on the trace, tokens_per_step {1 + proven.value:.4f}"
+    if proven.objective == "robust":
+        worst = min(proven.parts, key=lambda name: proven.parts[name])
+        yield f"in its worst domain, {worst}, E[L] {proven.value:.4f}"
+    if proven.parts:
+        yield "E[L] by domain: " + ", ".join(f"{name} {value:.4f}" for name, value in sorted(proven.parts.items()))
+    if proven.optimal:
+        yield f"proven optimal: no tree within the limits has more {_valued(built)} under this model"
+    else:
+        yield f"not proven optimal: no tree within the limits has more than {proven.bound:.4f} of {_valued(built)}"
+
+
+def _valued(built: BuiltTree) -> str:
+    return {"typical": "typical E[L]", "robust": "worst-domain E[L]"}.get(built.certificate.objective, "E[L]")
+
+
+def _option(name: str, value: object) -> str:
+    """Write a limit as the command line takes it."""
+    flag = "--" + name.replace("_", "-")
+    if value is True:
+        return flag
+    if name == "must_include" and isinstance(value, tuple):
+        return " ".join(f"{flag} {','.join(map(str, path))}" for path in value)
+    return f"{flag} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
 def _budgets(num_nodes: int) -> list[int]:

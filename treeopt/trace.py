@@ -43,6 +43,10 @@ class RankTrace:
         Domain of each document.
     metadata : mapping of str to str, optional
         Where the ranks come from.
+    topk_probs : array_like of float16, shape (positions, heads, R), optional
+        The target's probability of each head's R best guesses, behind the document's own text; 0 where not observed.
+    entropies : array_like of float32, shape (positions,), optional
+        Entropy in nats of the target's distribution after each row's root, in the same run.
 
     Examples
     --------
@@ -57,6 +61,8 @@ class RankTrace:
     documents: NDArray[np.int64]
     domains: tuple[str, ...] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    topk_probs: NDArray[np.float16] | None = None
+    entropies: NDArray[np.float32] | None = None
 
     def __init__(
         self,
@@ -64,6 +70,8 @@ class RankTrace:
         documents: ArrayLike,
         domains: Sequence[str] | None = None,
         metadata: Mapping[str, str] | None = None,
+        topk_probs: ArrayLike | None = None,
+        entropies: ArrayLike | None = None,
     ) -> None:
         rank, offsets = _integers(ranks, "ranks"), _integers(documents, "documents")
         _check(rank, offsets, domains)
@@ -73,6 +81,9 @@ class RankTrace:
             object.__setattr__(self, name, frozen)
         object.__setattr__(self, "domains", None if domains is None else tuple(domains))
         object.__setattr__(self, "metadata", dict(metadata or {}))
+        probs, entropy = _probabilities(topk_probs, entropies, rank)
+        object.__setattr__(self, "topk_probs", probs)
+        object.__setattr__(self, "entropies", entropy)
 
     @property
     def num_positions(self) -> int:
@@ -136,11 +147,29 @@ class RankTrace:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         rows = np.arange(offsets[-1]) + np.repeat(self.documents[chosen] - offsets[:-1], lengths)
         domains = None if self.domains is None else [self.domains[i] for i in chosen.tolist()]
-        return RankTrace(self.ranks[rows], offsets, domains, self.metadata)
+        probs = None if self.topk_probs is None else self.topk_probs[rows]
+        entropies = None if self.entropies is None else self.entropies[rows]
+        return RankTrace(self.ranks[rows], offsets, domains, self.metadata, probs, entropies)
+
+    def domain(self, name: str) -> RankTrace:
+        """Return the trace of one domain's documents.
+
+        Raises
+        ------
+        TraceError
+            If the trace has no domains, or not this one.
+        """
+        chosen = [i for i, domain in enumerate(self.domains or ()) if domain == name]
+        if not chosen:
+            known = ", ".join(sorted(set(self.domains or ()))) or "none"
+            raise TraceError(f"`{name}` is no domain of the trace; it has {known}")
+        return self.select(chosen)
 
     def to_bytes(self) -> bytes:
         """Return the `.safetensors` file as bytes; equal traces give equal bytes."""
         tensors: dict[str, NDArray[Any]] = {"ranks": self.ranks, "documents": self.documents}
+        if self.topk_probs is not None and self.entropies is not None:
+            tensors |= {"topk_probs": self.topk_probs, "entropies": self.entropies}
         metadata = {**self.metadata, "schema": SCHEMA}
         if self.domains is not None:
             metadata["domains"] = json.dumps(self.domains, separators=(",", ":"))
@@ -177,7 +206,10 @@ class RankTrace:
             raise TraceError(f"`{path}` lacks the tensor {missing[0]!r}; calibrate again")
         domains = metadata.pop("domains", None)
         try:
-            return cls(tensors["ranks"], tensors["documents"], _domains(domains), metadata)
+            return cls(
+                tensors["ranks"], tensors["documents"], _domains(domains), metadata,
+                tensors.get("topk_probs"), tensors.get("entropies"),
+            )  # fmt: skip
         except TraceError as error:
             raise TraceError(f"`{path}`: {error}") from error
 
@@ -200,6 +232,26 @@ def _check(ranks: NDArray[Any], documents: NDArray[Any], domains: Sequence[str] 
         )
     if domains is not None and len(domains) != len(documents) - 1:
         raise TraceError(f"`domains` has {len(domains)} entries for {len(documents) - 1} documents; give one each")
+
+
+def _probabilities(
+    topk_probs: ArrayLike | None, entropies: ArrayLike | None, ranks: NDArray[Any]
+) -> tuple[NDArray[np.float16] | None, NDArray[np.float32] | None]:
+    if topk_probs is None and entropies is None:
+        return None, None
+    if topk_probs is None or entropies is None:
+        raise TraceError("`topk_probs` and `entropies` belong together; give both or neither")
+    probs, entropy = np.array(topk_probs, dtype=np.float16), np.array(entropies, dtype=np.float32)
+    if probs.shape[:2] != ranks.shape or probs.ndim != 3 or entropy.shape != ranks.shape[:1]:
+        raise TraceError(
+            f"`topk_probs` has shape {probs.shape} and `entropies` {entropy.shape}; give (positions, heads, R) and "
+            f"(positions,) for ranks of shape {ranks.shape}"
+        )
+    if not (((probs >= 0) & (probs <= 1)).all() and (np.isfinite(entropy) & (entropy >= 0)).all()):
+        raise TraceError("`topk_probs` must lie in [0, 1] and `entropies` be finite from 0 on; calibrate again")
+    for array in (probs, entropy):
+        array.setflags(write=False)
+    return probs, entropy
 
 
 def _integers(values: ArrayLike, name: str) -> NDArray[Any]:

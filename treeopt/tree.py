@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from treeopt.errors import TreeError
+from treeopt.paths import Path, as_path, format_path, order_key
 
-__all__ = ["DraftTree", "Path", "chain", "dense_tree", "format_path", "frozen", "order_key"]
-
-Path = tuple[int, ...]
+__all__ = ["DraftTree", "chain", "dense_tree", "frozen"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +59,7 @@ class DraftTree:
         """
         found: set[Path] = set()
         for given in paths:
-            path = _path(given)
+            path = as_path(given)
             if path in found:
                 raise TreeError(f"node `{format_path(path)}` is given twice; delete one of the two")
             found.add(path)
@@ -259,28 +257,6 @@ def chain(depth: int) -> DraftTree:
     if depth < 0:
         raise TreeError(f"a chain of depth `{depth}` does not exist; give 0 or more")
     return dense_tree([1] * depth)
-
-
-def order_key(path: Path) -> tuple[int, Path]:
-    """Sort key of the only order of nodes: by depth, then path."""
-    return len(path), path
-
-
-def format_path(path: Path) -> str:
-    """Write a path as ``(0,1)``."""
-    return f"({','.join(map(str, path))})"
-
-
-def _path(given: Sequence[int]) -> Path:
-    try:
-        path = tuple(operator.index(rank) for rank in given)
-    except TypeError:
-        raise TreeError(f"node `{given!r}` is not a sequence of integer ranks; write it as (0,) or (0, 1)") from None
-    if not path:
-        raise TreeError("node `()` is the root, which every tree has; leave it out of the paths")
-    if min(path) < 0:
-        raise TreeError(f"node `{format_path(path)}` has a negative rank; ranks start at 0")
-    return path
 
 
 def _check_parents(parent: NDArray[Any], rank: NDArray[Any]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from treeopt.calibrate.continuations import (
@@ -17,7 +20,7 @@ from treeopt.calibrate.continuations import (
     dataset_continuations,
     documents_hash,
 )
-from treeopt.calibrate.observe import batches, observe_ranks
+from treeopt.calibrate.observe import Candidates, Observation, batches, observe
 from treeopt.calibrate.store import DocumentStore
 from treeopt.errors import TraceError
 from treeopt.heads.medusa import MedusaHeads
@@ -35,6 +38,8 @@ MAX_BATCH_SIZE = 64
 TYPICAL_PROMPT = 128  # tokens
 OBSERVED_TOKENS = 4096  # padded tokens of one teacher-forced forward
 
+Kept = list[Any]  # of one document: its ranks, and the bytes of its probabilities and entropies in base 64
+
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
@@ -50,12 +55,15 @@ class CalibrationSettings:
         Prompts continued together.
     seed : int
         Of the bootstrap that prints intervals; everything else is deterministic.
+    candidates : Candidates
+        Guesses whose probability under the target is recorded too: what typical acceptance needs.
     """
 
     continuations: str = "generated"
     max_new_tokens: int = 128
     batch_size: int = 32
     seed: int = 0
+    candidates: Candidates = field(default_factory=Candidates)
 
 
 def calibrate(
@@ -101,26 +109,36 @@ def calibrate(
         )
     metadata = _metadata(target, heads, prompts, settings, heads_name)
     header = {
-        "schema": "treeopt.ranks/1",
+        "schema": "treeopt.ranks/2",
         "target": metadata["target_hash"],
         "heads": metadata["heads_hash"],
         "documents": documents_hash(documents),
+        "candidates": f"{settings.candidates.num_ranks} at temperature {settings.candidates.temperature}",
     }
-    ranks = _observe_all(target, heads, documents, work / "ranks.jsonl", header)
-    trace = assemble(documents, ranks, heads.num_heads, metadata)
+    observed = _observe_all(target, heads, documents, settings.candidates, work / "ranks.jsonl", header)
+    trace = assemble(documents, observed, heads.num_heads, settings.candidates.num_ranks, metadata)
     trace.write(output)
     shutil.rmtree(work, ignore_errors=True)
     return trace
 
 
 def assemble(
-    documents: Sequence[Continuation], ranks: dict[str, list[list[int]]], num_heads: int, metadata: dict[str, str]
+    documents: Sequence[Continuation],
+    observed: dict[str, Kept],
+    num_heads: int,
+    num_candidates: int,
+    metadata: dict[str, str],
 ) -> RankTrace:
-    """Join the documents' ranks, in the order of the documents, into one trace."""
-    rows = [np.array(ranks[d.prompt_id], dtype=np.int32).reshape(-1, num_heads) for d in documents]
+    """Join what was observed, in the order of the documents, into one trace."""
+    rows = [np.array(observed[d.prompt_id][0], dtype=np.int32).reshape(-1, num_heads) for d in documents]
+    probs = entropies = None
+    if num_candidates:
+        shape = (-1, num_heads, num_candidates)
+        probs = np.concatenate([_decoded(observed[d.prompt_id][1], np.float16).reshape(shape) for d in documents])
+        entropies = np.concatenate([_decoded(observed[d.prompt_id][2], np.float32) for d in documents])
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
     domains = [d.domain or "" for d in documents] if any(d.domain for d in documents) else None
-    trace = RankTrace(np.concatenate(rows), offsets, domains, metadata)
+    trace = RankTrace(np.concatenate(rows), offsets, domains, metadata, probs, entropies)
     if not (trace.ranks >= 0).any(axis=0).all():
         raise TraceError("the last head saw no token: the continuations are too short; raise --max-new-tokens")
     return trace
@@ -146,19 +164,34 @@ def _observe_all(
     target: LoadedTarget,
     heads: MedusaHeads,
     documents: Sequence[Continuation],
+    candidates: Candidates,
     store: Path,
     header: dict[str, str],
-) -> dict[str, list[list[int]]]:
+) -> dict[str, Kept]:
     forward = Forward(target.model)
     with DocumentStore(store, header) as kept, torch.inference_mode():
         waiting = [document for document in documents if document.prompt_id not in kept.done]
         done = len(documents) - len(waiting)
         with Progress("ranks", total=len(documents), done=done) as progress:
             for batch in batches(waiting, OBSERVED_TOKENS):
-                for document, ranks in zip(batch, observe_ranks(forward, heads, batch)):
-                    kept.append(document.prompt_id, ranks)
+                for document, observation in zip(batch, observe(forward, heads, batch, candidates)):
+                    kept.append(document.prompt_id, _kept(observation))
                 progress.add(documents=len(batch), tokens=sum(len(document.tokens) for document in batch))
         return kept.done
+
+
+def _kept(observation: Observation) -> Kept:
+    ranks: list[list[int]] = observation.ranks.tolist()
+    probs, entropies = observation.topk_probs.cpu().numpy(), observation.entropies.cpu().numpy()
+    return [ranks, _encoded(probs.astype(np.float16)), _encoded(entropies.astype(np.float32))]
+
+
+def _encoded(array: NDArray[Any]) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
+def _decoded(text: str, dtype: type[np.floating[Any]]) -> NDArray[Any]:
+    return np.frombuffer(base64.b64decode(text), dtype=dtype)
 
 
 def _metadata(
@@ -179,5 +212,6 @@ def _metadata(
         "max_new_tokens": str(settings.max_new_tokens),
         "seed": str(settings.seed),
         "acceptance_rule": "greedy",
+        **({"temperature": str(settings.candidates.temperature)} if settings.candidates.num_ranks else {}),
         "treeopt": __version__,
     }

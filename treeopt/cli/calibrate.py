@@ -29,6 +29,14 @@ __all__ = ["calibrate"]
 @click.option(
     "--batch-size", type=WholeOrAuto(), default="auto", show_default=True, help="Prompts continued together, or auto."
 )
+@click.option(
+    "--candidates", default=0, show_default=True, type=click.IntRange(0, 64), metavar="R",
+    help="Also record the target's probability of each head's R best guesses: what build --objective typical needs.",
+)  # fmt: skip
+@click.option(
+    "--temperature", default=1.0, show_default=True, type=click.FloatRange(0, 100, min_open=True),
+    help="Temperature of these probabilities.",
+)  # fmt: skip
 @seed_option
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @click.option("-o", "--output", default="trace.safetensors", show_default=True, type=click.Path(dir_okay=False))
@@ -43,6 +51,8 @@ def calibrate(
     max_new_tokens: int,
     max_tokens: int | None,
     batch_size: int | None,
+    candidates: int,
+    temperature: float,
     seed: int,
     as_json: bool,
     output: str,
@@ -57,16 +67,19 @@ def calibrate(
         treeopt calibrate --target demo -o trace.safetensors
     """
     require_torch("treeopt calibrate")
+    from treeopt.calibrate.observe import Candidates
     from treeopt.calibrate.run import CalibrationSettings, auto_batch_size, spread
     from treeopt.calibrate.run import calibrate as run
     from treeopt.files import cache_directory, replacing
     from treeopt.prompts import read_prompt_files
     from treeopt.show import describe_trace, head_rows
 
+    if temperature != 1.0 and not candidates:
+        raise click.UsageError("--temperature is that of --candidates; give both or neither")
     prompts = read_prompt_files(prompts_path(prompt_files), split=split)
     loaded, heads, name = load_models(target, heads_name, device, dtype)
     size = batch_size or auto_batch_size(loaded.model, max_new_tokens)
-    settings = CalibrationSettings(continuations, max_new_tokens, size, seed)
+    settings = CalibrationSettings(continuations, max_new_tokens, size, seed, Candidates(candidates, temperature))
     chosen = spread(prompts, settings, max_tokens)
     trace = run(loaded, heads, chosen, Path(output), settings, heads_name=name)
     click.echo(json.dumps(head_rows(trace, seed=seed)) if as_json else describe_trace(trace, seed=seed))

@@ -1,8 +1,28 @@
 """Search for the tree with the largest E[L] at a budget."""
 
-from treeopt.optimize.best_first import best_tree, certified
-from treeopt.optimize.built import BuiltTree
-from treeopt.optimize.certificate import Noise
+from treeopt.optimize.build import best_tree, best_tree_under, certified, robust_tree, typical_tree
+from treeopt.optimize.built import BuiltTree, Certificate
+from treeopt.optimize.limits import Limits
+from treeopt.optimize.mixture import MixtureModel
 from treeopt.optimize.models import HeadModel, JointModel, PathModel, SiblingModel
+from treeopt.optimize.noise import Noise, Sample
+from treeopt.optimize.passing import PassingModel
 
-__all__ = ["BuiltTree", "HeadModel", "JointModel", "Noise", "PathModel", "SiblingModel", "best_tree", "certified"]
+__all__ = [
+    "BuiltTree",
+    "Certificate",
+    "HeadModel",
+    "JointModel",
+    "Limits",
+    "MixtureModel",
+    "Noise",
+    "PassingModel",
+    "PathModel",
+    "Sample",
+    "SiblingModel",
+    "best_tree",
+    "best_tree_under",
+    "certified",
+    "robust_tree",
+    "typical_tree",
+]

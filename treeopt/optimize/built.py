@@ -1,4 +1,4 @@
-"""The result of a search: a tree with the probabilities that chose it."""
+"""The result of a search: a tree, the probabilities that chose it and what is proven of it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,51 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.optimize.certificate import Noise
+from treeopt.optimize.limits import Limits
+from treeopt.optimize.noise import Noise
 from treeopt.tree import DraftTree
 
-__all__ = ["BuiltTree", "Constraints", "expected_accepted"]
+__all__ = ["BuiltTree", "Certificate", "expected_accepted"]
 
 
-@dataclass(frozen=True, slots=True)
-class Constraints:
-    """Limits that a search obeyed; None where it had none.
+@dataclass(frozen=True)
+class Certificate:
+    """What a search proved.
 
     Attributes
     ----------
-    num_nodes : int
-        Budget asked for, root included.
-    max_depth : int or None
-    max_rank : int or None
+    objective : str
+        What was maximised: ``expected_accepted``, ``mixture``, ``robust`` or ``typical``.
+    value : float
+        What the objective gives the tree, in accepted nodes a step.
+    bound : float
+        No tree under the constraints has a larger value, under the same model; `value` itself where `optimal`.
+    optimal : bool
+        Whether that is proven.
+    nested : bool
+        Whether the first n nodes of `added` are the best tree of n nodes, for every n.
+    first_excluded : float
+        Probability of the likeliest path left out that depth and rank limits allow; 0 if none is left.
+    unconstrained : float
+        Value of the best tree of as many nodes without any other limit.
+    constraint_costs : mapping of str to float
+        For each limit given, how much more a tree without it, found under all the others, is worth.
+    parts : mapping of str to float
+        Of `robust` and `mixture`: E[L] in each domain.
+    noise : Noise or None
+        Spread of E[L] over samples of documents; None for accuracies without a trace.
     """
 
-    num_nodes: int
-    max_depth: int | None = None
-    max_rank: int | None = None
+    objective: str
+    value: float
+    bound: float
+    optimal: bool
+    nested: bool
+    first_excluded: float
+    unconstrained: float
+    constraint_costs: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float] = field(default_factory=dict)
+    noise: Noise | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,30 +65,24 @@ class BuiltTree:
     path_probabilities : ndarray of float64, shape (num_nodes,)
         Probability that the whole path to a node is accepted, in [0, 1]; 1 for the root.
     added : ndarray of int64, shape (num_nodes,)
-        Nodes in the order in which the search took them, the root first. The first n are the best tree of n nodes.
-    constraints : Constraints
-    first_excluded : float
-        Probability of the best node left out under the constraints; 0 if none is left.
-    unconstrained : float
-        E[L] of the best tree of as many nodes without limits on depth and rank.
+        Nodes by falling probability, ties by depth and path; the root first. Where the certificate says `nested`, the
+        first n are the best tree of n nodes.
+    constraints : Limits
+    certificate : Certificate
     provenance : mapping of str to str
         Where the acceptance model came from.
-    noise : Noise or None
-        Spread of E[L] over samples of documents; None for accuracies without a trace.
     """
 
     tree: DraftTree
     path_probabilities: NDArray[np.float64]
     added: NDArray[np.int64]
-    constraints: Constraints
-    first_excluded: float
-    unconstrained: float
+    constraints: Limits
+    certificate: Certificate
     provenance: Mapping[str, str] = field(default_factory=dict)
-    noise: Noise | None = None
 
     @property
     def curve(self) -> NDArray[np.float64]:
-        """E[L] of the best tree of 1, 2, …, num_nodes nodes, root included in the count; shape (num_nodes,)."""
+        """E[L] of the first 1, 2, …, num_nodes nodes of `added`; shape (num_nodes,)."""
         return np.concatenate([[0.0], np.cumsum(self.path_probabilities[self.added[1:]])])
 
     @property
@@ -76,11 +94,6 @@ class BuiltTree:
     def tokens_per_step(self) -> float:
         """1 + E[L]: what papers call acceleration rate or tau."""
         return 1.0 + self.expected_accepted
-
-    @property
-    def cap_cost(self) -> float:
-        """E[L] lost to the limits on depth and rank; 0 when none binds."""
-        return max(0.0, self.unconstrained - self.expected_accepted)
 
     @property
     def last_included(self) -> float:

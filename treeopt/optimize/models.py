@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from treeopt.acceptance import AcceptanceTable
 from treeopt.errors import AcceptanceError
+from treeopt.paths import Path
 from treeopt.trace import RankTrace
-from treeopt.tree import DraftTree, Path
+from treeopt.tree import DraftTree
 
 __all__ = ["HeadModel", "JointModel", "PathModel", "SiblingModel", "path_probabilities"]
 
@@ -132,10 +133,15 @@ class JointModel:
         document = np.repeat(np.arange(trace.num_documents), np.diff(trace.documents))
         fold = document % min(folds, trace.num_documents)
         codes = [_codes(ranks, level, num_ranks) for level in range(trace.num_heads)]
-        strengths = [
-            _best_strength(codes[level], fold[ranks[:, level] >= 0], num_ranks) for level in range(trace.num_heads)
+        # Before the first head there is no path: its counts are its own accuracy.
+        strengths = [float("inf")] + [
+            _best_strength(codes[level], fold[ranks[:, level] >= 0], num_ranks) for level in range(1, trace.num_heads)
         ]
         return cls(table, tuple(np.sort(code) for code in codes), tuple(strengths))
+
+    def simplest(self) -> PathModel:
+        """Return the independent model if counts taught nothing: searches are exact for more of its constraints."""
+        return HeadModel(self.table) if all(map(np.isinf, self.strengths)) else self
 
     @property
     def num_levels(self) -> int:

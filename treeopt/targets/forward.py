@@ -63,3 +63,19 @@ class Forward:
         """
         logits: Tensor = self.lm_head(hidden)
         return logits
+
+    @property
+    def vocabulary(self) -> int:
+        """Columns of the logits."""
+        return int(self.lm_head.weight.shape[0])
+
+    def true_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits that the target's own forward gives, scales and soft-caps included, (..., vocabulary)."""
+        logits, config = self.logits(hidden), self.target.config.get_text_config()
+        if (scale := getattr(config, "logit_scale", None)) is not None:
+            logits = logits * scale
+        if (divisor := getattr(config, "logits_scaling", None)) is not None:
+            logits = logits / divisor
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits

@@ -97,12 +97,42 @@ def probabilities(model, paths):
     return [found[path] for path in paths]
 
 
-def best_value(model, limits, num_ranks):
-    """Largest E[L] of any set of the universe that obeys the limits; None if none does."""
+def total(model):
+    """Value of every set of a universe: the sum of its path probabilities."""
+    return lambda rows, paths: rows @ np.array(probabilities(model, paths))
+
+
+def worst(models):
+    """Value of every set of a universe: the smallest of the models' sums."""
+    return lambda rows, paths: np.min([total(model)(rows, paths) for model in models], axis=0)
+
+
+def coverage(passes):
+    """Value of every set of a universe: the mean over positions of the deepest path all whose guesses pass."""
+
+    def values(rows, paths):
+        sums = np.zeros(len(rows))
+        for position in passes:
+            good = [all(position[depth][rank] for depth, rank in enumerate(path)) for path in paths]
+            lengths = np.array([len(path) if fine else 0 for path, fine in zip(paths, good)])
+            sums += (rows * lengths).max(axis=1, initial=0)
+        return sums / len(passes)
+
+    return values
+
+
+def best_value(value, limits, num_ranks):
+    """Largest value of any set of the universe that obeys the limits; None if none does."""
     paths, place, rows, table = universe(num_ranks)
     fine = obeyed(table, limits, len(num_ranks))
     for path in limits.must_include:
         fine &= rows[:, place[path]]
     if not fine.any():
         return None
-    return float((rows[fine] @ np.array(probabilities(model, paths))).max())
+    return float(value(rows[fine], paths).max())
+
+
+def value_of(value, chosen):
+    """Value of one set of paths."""
+    paths = sorted(chosen, key=lambda path: (len(path), path))
+    return float(value(np.ones((1, len(paths)), dtype=bool), paths)[0])

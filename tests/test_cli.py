@@ -166,7 +166,7 @@ def test_errors_are_one_line_and_exit_with_1(run, table, tmp_path, arguments, me
     result = run(*arguments)
     assert result.exit_code == 1
     assert message in result.stderr
-    (line,) = [line for line in result.stderr.splitlines() if not line.startswith("building")]
+    (line,) = [line for line in result.stderr.splitlines() if not line.startswith(("building", "searching"))]
     assert line.startswith("Error: ")
     assert result.stdout == ""
 

@@ -82,7 +82,7 @@ def test_what_contradicts_is_refused_in_one_line_naming_both(run, table, argumen
     result = run("build", table, *arguments.split())
     assert result.exit_code == 1
     assert re.search(message, result.stderr), result.stderr
-    (line,) = result.stderr.splitlines()
+    (line,) = [line for line in result.stderr.splitlines() if not line.startswith("searching")]
     assert line.startswith("Error: ")
 
 

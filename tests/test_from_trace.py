@@ -125,3 +125,9 @@ def test_weights_of_a_mixture_are_those_of_its_models():
     models = {"a": HeadModel, "b": HeadModel}
     with pytest.raises(AcceptanceError, match=r"`b` has a weight or a trace, but not both"):
         MixtureModel(models, {"a": 1.0})
+
+
+def test_nodes_within_noise_are_counted_only_where_nodes_are_chosen_by_their_probability(trace):
+    assert tree_from_trace(trace, Limits(8)).certificate.noise.nodes_within_noise >= 0
+    for objective in ("robust", "typical"):
+        assert tree_from_trace(trace, Limits(8), Aim(objective=objective)).certificate.noise.nodes_within_noise is None

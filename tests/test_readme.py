@@ -14,7 +14,10 @@ import pytest
 import treeopt
 from treeopt.bundled import DEMO_TRACE, calibration_path
 from treeopt.cli import main
-from treeopt.document import KEYS
+from treeopt.document import CERTIFICATE_KEYS, KEYS
+from treeopt.heldout import compare_models
+from treeopt.optimize import Limits
+from treeopt.optimize.from_trace import Aim
 from treeopt.show import head_rows
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +60,7 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_table_of_the_format_names_every_key():
-    table = README.split("## The tree file")[1].split("## Limits")[0]
+    table = README.split("## The tree file")[1].split("| in `certificate` |")[0]
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
     assert named == set(KEYS)
 
@@ -102,6 +105,35 @@ def test_the_printed_accuracies_are_those_of_the_bundled_trace():
     for row in head_rows(treeopt.RankTrace.read(calibration_path(DEMO_TRACE))):
         cells = ["{:.3f} ({:.3f} … {:.3f})".format(*row[f"top_{top}"]) for top in (1, 3, 10)]
         assert f"| {row['head']} | {' | '.join(cells)} |" in README
+
+
+def test_the_certificates_table_names_every_key():
+    table = README.split("| in `certificate` | content |")[1].split("A reader refuses")[0]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert named == set(CERTIFICATE_KEYS)
+
+
+def test_the_printed_comparison_is_that_of_the_bundled_trace():
+    trace = treeopt.RankTrace.read(calibration_path(DEMO_TRACE))
+    independent, joint, typical = compare_models(trace, Limits(64), Aim(objective="typical")).choices
+    for name, row in (("independent", independent), ("joint", joint)):
+        measured = f"{1 + row.measured:.3f} ({1 + row.low:.3f} … {1 + row.high:.3f})"
+        assert f"| {name} | {1 + row.predicted:.3f} | {measured} |" in README
+    assert f"| {joint.gain:+.3f} ({joint.gain_low:+.3f} … {joint.gain_high:+.3f}) |" in README
+    typical_value, plain_value = (f"{1 + row.own_value:.3f}" for row in (typical, independent))
+    assert f"gives {typical_value} held-out, the\ndefault tree {plain_value}." in README
+
+
+def test_the_printed_search_times_are_those_of_the_committed_run_and_what_was_aimed_at():
+    result = json.loads((ROOT / "tests/benchmarks/results/optimizer.json").read_text())
+    ratios = {(row["other"], row["num_nodes"]): row["ratio"] for row in result["comparisons"]}
+    rescan, heap = ratios["all-neighbours rescan", 512], ratios["plain heap", 10**6]
+    assert rescan >= 1000
+    assert heap >= 10
+    assert result["nodes_64"]["median_s"] <= 0.3e-3
+    assert all(row["over_n_log_n"] <= 1 for row in result["growth"])
+    assert f"{result['nodes_64']['median_s'] * 1e3:.2f} ms for 64 nodes; {rescan:.0f} times" in README
+    assert f"{heap:.0f} times faster than\na plain heap" in README
 
 
 @pytest.mark.heavy

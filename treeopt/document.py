@@ -18,7 +18,7 @@ from treeopt import strictjson
 from treeopt.buffers import TreeBuffers
 from treeopt.errors import ConstraintError, DocumentError, TreeError
 from treeopt.files import replacing
-from treeopt.optimize.built import BuiltTree, Certificate
+from treeopt.optimize.built import SUMS, BuiltTree, Certificate
 from treeopt.optimize.limits import Limits
 from treeopt.optimize.noise import Noise
 from treeopt.tree import DraftTree
@@ -49,7 +49,6 @@ CERTIFICATE_KEYS = (
     "expected_accepted_interval",
     "nodes_within_noise",
 )
-SUMS = ("expected_accepted", "mixture")  # their value is E[L]
 OBJECTIVES = (*SUMS, "robust", "typical")
 
 
@@ -270,7 +269,8 @@ def _noise(certificate: Mapping[str, Any]) -> Noise | None:
     if interval is None and within is None:
         return None
     numeric = isinstance(interval, list) and [type(value) in (int, float) for value in interval] == [True, True]
-    if not numeric or type(within) is not int or not 0 <= interval[0] <= interval[1] or within < 0:
+    counted = within is None or (type(within) is int and within >= 0)
+    if not numeric or not counted or not 0 <= interval[0] <= interval[1]:
         raise DocumentError(
             "`certificate` must give `expected_accepted_interval` as two numbers and `nodes_within_noise`"
         )

@@ -143,9 +143,9 @@ def _percent(value: Any) -> str:
 def _notes(built: BuiltTree) -> Iterator[str]:
     limits, proven = built.constraints, built.certificate
     if proven.noise is not None:
-        yield (
-            f"95 % interval of E[L] over documents [{proven.noise.low:.4f}, {proven.noise.high:.4f}]; "
-            f"{proven.noise.nodes_within_noise} nodes cannot be told from the best one left out"
+        within = proven.noise.nodes_within_noise
+        yield f"95 % interval of E[L] over documents [{proven.noise.low:.4f}, {proven.noise.high:.4f}]" + (
+            f"; {within} nodes cannot be told from the best one left out" if within is not None else ""
         )
     yield from _objective_notes(built)
     if built.tree.num_nodes < limits.num_nodes:

@@ -12,6 +12,8 @@ import platform
 import statistics
 import sys
 import time
+from itertools import pairwise
+from math import log
 
 import numpy as np
 
@@ -64,50 +66,81 @@ def plain_heap(rates, num_nodes):
     return total
 
 
-def timed(function, repeats):
-    """Return the function's result, the median and the quartiles of its wall times, in seconds."""
-    times = []
+def timed(functions, repeats, least_s=0.05):
+    """Call functions in turn; return their last results and, for each, median and quartiles of its wall times in s.
+
+    In each turn a function is called until `least_s` have passed, so that a short one is not timed with the caches that
+    a long one left.
+    """
+    times = [[] for _ in functions]
+    results = [None] * len(functions)
     for _ in range(repeats):
-        start = time.perf_counter()
-        result = function()
-        times.append(time.perf_counter() - start)
-    low, middle, high = statistics.quantiles(times, n=4) if repeats > 1 else (times[0],) * 3
-    return result, {"median_s": middle, "quartiles_s": [low, high]}
+        for i, function in enumerate(functions):
+            turn = time.perf_counter()
+            while True:
+                start = time.perf_counter()
+                results[i] = function()
+                times[i].append(time.perf_counter() - start)
+                if time.perf_counter() - turn > least_s:
+                    break
+    return results, [spread(one) for one in times]
+
+
+def spread(times):
+    """Return median and quartiles."""
+    low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
+    return {"median_s": middle, "quartiles_s": [low, high]}
 
 
 def compare(name, other, rates, num_nodes, repeats):
-    """Time ours and the other alternately for one budget."""
+    """Time ours and the other in turn for one budget."""
     table = AcceptanceTable.from_rates(rates)
     rows = rates.tolist()
-    built, ours = timed(lambda: best_tree(table, num_nodes), max(3, repeats))
-    total, theirs = timed(lambda: other(rows, num_nodes), repeats)
+    (built, total), (ours, theirs) = timed(
+        [lambda: best_tree(table, num_nodes), lambda: other(rows, num_nodes)], repeats
+    )
     if abs(total - built.expected_accepted) > 1e-9 * total:
         raise SystemExit(f"{name} at {num_nodes} nodes found {total}, ours {built.expected_accepted}")
     ratio = theirs["median_s"] / ours["median_s"]
     return {"other": name, "num_nodes": num_nodes, "ours": ours, "theirs": theirs, "ratio": ratio}
 
 
+def growth(table):
+    """Return, for each budget and the next, how much more time it takes, over how much N log N grows: at most 1."""
+    _, times = timed([lambda n=n: best_tree(table, n) for n in GROWTH_NODES], 5)
+    rows = []
+    for (small, before), (large, after) in pairwise(zip(GROWTH_NODES, times)):
+        factor = after["median_s"] / before["median_s"]
+        rows.append(
+            {
+                "from": small,
+                "to": large,
+                "factor": factor,
+                "over_n_log_n": factor / (large * log(large) / (small * log(small))),
+            }
+        )
+    return rows
+
+
 def main(output=None):
     """Run every comparison and print a line for each."""
-    best_tree(accuracies(5, 10), 64)
-    rows = []
-    small = accuracies(5, 10)
-    for num_nodes in RESCAN_NODES:
-        rows.append(compare("all-neighbours rescan", rescan, small, num_nodes, 3 if num_nodes <= 128 else 1))
-    large = accuracies(8, 64)
-    for num_nodes in HEAP_NODES:
-        rows.append(compare("plain heap", plain_heap, large, num_nodes, 3 if num_nodes <= 10**5 else 1))
+    small, large = accuracies(5, 10), accuracies(8, 64)
     table = AcceptanceTable.from_rates(small)
-    _, usual = timed(lambda: best_tree(table, 64), 200)
-    large_table = AcceptanceTable.from_rates(large)
-    growth = {n: timed(lambda n=n: best_tree(large_table, n), 5)[1]["median_s"] for n in GROWTH_NODES}
+    _, (usual,) = timed([lambda: best_tree(table, 64)], 20)
+    rows = [compare("all-neighbours rescan", rescan, small, n, 5 if n <= 256 else 3) for n in RESCAN_NODES]
+    rows += [compare("plain heap", plain_heap, large, n, 5 if n <= 10**5 else 3) for n in HEAP_NODES]
+    grown = growth(AcceptanceTable.from_rates(large))
     for row in rows:
         print(f"{row['num_nodes']:>8} nodes: {row['ratio']:>9.1f} times faster than the {row['other']}")
     print(f"64 nodes, 5 heads, 10 ranks: median {usual['median_s'] * 1e3:.3f} ms")
+    for row in grown:
+        print(
+            f"{row['from']:>8} to {row['to']} nodes: {row['factor']:.1f} times the time, {row['over_n_log_n']:.2f} of N log N"
+        )
     result = {
         "comparisons": rows,
         "nodes_64": usual,
-        "growth_median_s": growth,
+        "growth": grown,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "processor": platform.processor() or platform.machine(),

@@ -26,6 +26,8 @@ __all__ = ["LAST_CALIBRATION", "build"]
 LAST_CALIBRATION = "last-calibration"  # in the cache directory: the path of the newest trace
 MODELS = ("independent", "joint")  # as in treeopt.optimize.from_trace, which a command imports only when it runs
 OBJECTIVES = ("expected-accepted", "mixture", "robust", "typical")
+PROGRAMS = ("robust", "typical")  # solved by an integer program, as are these limits under some models
+PROGRAM_LIMITS = {"max_children", "level_caps", "max_leaves", "dense_siblings", "level_regular", "must_include"}
 TRACE_KEYS = ("target", "target_hash", "heads", "heads_hash", "prompts_hash", "continuations", "dtype")
 
 
@@ -89,6 +91,8 @@ def build(
 
     limits = limits_of(options)
     path = _source(source)
+    if objective in PROGRAMS or PROGRAM_LIMITS.intersection(limits.active):
+        click.echo("searching: at most a minute, and as long again for each limit whose cost is stated", err=True)
     if kind_of(path) == "trace":
         aim = _aim(model, objective, weights, epsilon, delta)
         built, comparison = _from_trace(path, limits, aim, seed, with_comparison)

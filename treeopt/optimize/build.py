@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from treeopt.acceptance import AcceptanceTable
-from treeopt.optimize.built import BuiltTree, Certificate, expected_accepted
+from treeopt.optimize.built import SUMS, BuiltTree, Certificate, expected_accepted
 from treeopt.optimize.families import Families, best_first
 from treeopt.optimize.large import likeliest_paths
 from treeopt.optimize.limits import Limits
@@ -24,7 +24,9 @@ from treeopt.tree import DraftTree, frozen
 
 __all__ = ["as_model", "best_tree", "best_tree_under", "certified", "robust_tree", "typical_tree"]
 
-VECTORISED_NODES = 1024  # above, array operations beat the heap; below, their fixed cost of a few ms does not
+# Above either, array operations beat the heap; their fixed cost of one to four ms grows with the rates in the table.
+VECTORISED_NODES = 1024
+VECTORISED_NODES_PER_RATE = 5
 SIMPLE_LIMITS = {"max_depth", "max_rank", "rank_caps"}  # take only paths away
 
 Acceptance = AcceptanceTable | PathModel | ArrayLike
@@ -170,6 +172,8 @@ def certified(built: BuiltTree, model: PathModel, samples: Sequence[Sample], *, 
     """
     left_out = _likeliest_left_out(model, built.constraints, set(built.tree.paths))
     noise = sampling_noise(samples, built.tree, left_out[0] if left_out else None, seed=seed)
+    if noise is not None and built.certificate.objective not in SUMS:
+        noise = replace(noise, nodes_within_noise=None)
     return replace(built, certificate=replace(built.certificate, noise=noise))
 
 
@@ -198,8 +202,8 @@ class _Found:
 
 
 def _largest_total(model: PathModel, limits: Limits) -> _Found:
-    if isinstance(model, HeadModel) and limits.num_nodes > VECTORISED_NODES and SIMPLE_LIMITS.issuperset(limits.active):
-        found = likeliest_paths(_allowed_rates(model, limits), limits.num_nodes)
+    if _vectorised(model, limits):
+        found = likeliest_paths(_allowed_rates(cast(HeadModel, model), limits), limits.num_nodes)
         value = expected_accepted(found.probabilities, found.added)
         return _Found(
             found.parents, found.ranks, found.probabilities, found.added, value, value, True, True, found.following
@@ -215,6 +219,12 @@ def _largest_total(model: PathModel, limits: Limits) -> _Found:
         likeliest = _likeliest_left_out(model, limits, {(), *solution.paths})
         left_out = likeliest[1] if likeliest else 0.0
     return _Found(parents, ranks, probabilities, added, value, bound, solution.optimal, solution.nested, left_out)
+
+
+def _vectorised(model: PathModel, limits: Limits) -> bool:
+    if not isinstance(model, HeadModel) or not SIMPLE_LIMITS.issuperset(limits.active):
+        return False
+    return limits.num_nodes > min(VECTORISED_NODES, VECTORISED_NODES_PER_RATE * model.table.rates.size)
 
 
 def _allowed_rates(model: HeadModel, limits: Limits) -> NDArray[np.float64]:
@@ -283,12 +293,10 @@ def _likeliest_left_out(model: PathModel, limits: Limits, held: set[Path]) -> tu
 
 def _arrays(paths: Sequence[Path]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return parents and ranks of paths sorted by (depth, path), with the root before them."""
-    place: dict[Path, int] = {(): 0}
-    parents = [-1]
-    for node, path in enumerate(paths, 1):
-        place[path] = node
-        parents.append(place[path[:-1]])
-    return np.array(parents), np.array([-1, *(path[-1] for path in paths)])
+    place = {path: node for node, path in enumerate(paths, 1)}
+    place[()] = 0
+    parents = [place[path[:-1]] for path in paths]
+    return np.array([-1, *parents]), np.array([-1, *[path[-1] for path in paths]])
 
 
 def _by_probability(probabilities: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -12,7 +12,9 @@ from treeopt.optimize.limits import Limits
 from treeopt.optimize.noise import Noise
 from treeopt.tree import DraftTree
 
-__all__ = ["BuiltTree", "Certificate", "expected_accepted"]
+__all__ = ["SUMS", "BuiltTree", "Certificate", "expected_accepted"]
+
+SUMS = ("expected_accepted", "mixture")  # objectives whose value is E[L], the sum of path probabilities
 
 
 @dataclass(frozen=True)

@@ -31,14 +31,14 @@ class Noise:
     ----------
     low, high : float
         95 % interval of E[L] under the tree's acceptance model.
-    nodes_within_noise : int
+    nodes_within_noise : int or None
         Nodes of the tree that the sample cannot tell from the likeliest path left out: the interval of the difference of
-        their probabilities holds 0.
+        their probabilities holds 0. None where nodes were not chosen by their probability.
     """
 
     low: float
     high: float
-    nodes_within_noise: int
+    nodes_within_noise: int | None
 
 
 @dataclass(frozen=True)

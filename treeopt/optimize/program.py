@@ -115,7 +115,7 @@ class _Program:
         if known is not None:
             return known
         above = self.nodes[path[:-1]][place] if len(path) > 1 else 1.0
-        rates = {child.rank: child.rate for child in self.objective.families[place](path[:-1])} if above > 0.0 else {}
+        rates = {rank: rate for rate, _, rank in self.objective.families[place](path[:-1])} if above > 0.0 else {}
         return above * rates.get(path[-1], 0.0)
 
     def solve(self, until: float, *, outside: bool = True) -> _Answer:
@@ -186,7 +186,7 @@ class _Program:
         elif alike(self.objective):
             for parent in self.children:
                 # Exchanging a child and all below it for a better sibling keeps every limit, if nothing there is required.
-                siblings = ((*parent, child.rank) for child in self.objective.families[0](parent))
+                siblings = ((*parent, rank) for _, _, rank in self.objective.families[0](parent))
                 free = [
                     self.column[path] for path in siblings if path in self.column and path not in self.limits.required
                 ]

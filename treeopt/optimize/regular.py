@@ -66,7 +66,7 @@ class Regular:
         if not self.limits.dense_siblings:
             gains = self._gains(path, free)[:, self.columns[len(path) + 1][widths[1:]]].tolist()
             free = [child for _, child in sorted(zip(gains, free), key=lambda pair: -pair[0])]
-        rates = {child.rank: child.rate for child in (forced + free)[: widths[0]]}
+        rates = {rank: rate for rate, _, rank in (forced + free)[: widths[0]]}
         rank = 0
         while len(rates) < widths[0]:
             rates.setdefault(rank, 0.0)
@@ -149,12 +149,12 @@ class Regular:
         """Return the required children and the others, in the order in which to take them."""
         ranks = self.forced.get(path, [])
         family = self.families(path)
-        rates = {child.rank: child.rate for child in family}
-        forced = [Child(rates.get(rank, 0.0), 0.0, rank) for rank in ranks]
-        return forced, [child for child in family if child.rank not in ranks]
+        rates = {rank: rate for rate, _, rank in family}
+        forced = [(rates.get(rank, 0.0), 0.0, rank) for rank in ranks]
+        return forced, [child for child in family if child[2] not in ranks]
 
     def _children_of_none(self, path: Path) -> tuple[list[Child], list[Child]]:
-        return [Child(0.0, 0.0, rank) for rank in self.forced.get(path, [])], []
+        return [(0.0, 0.0, rank) for rank in self.forced.get(path, [])], []
 
 
 def _level_sizes(widths: Widths) -> list[int]:

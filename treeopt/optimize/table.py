@@ -45,7 +45,7 @@ class Table:
         leaf[1:, min(1, self.num_leaves) :] = 0.0
         values = leaf
         for depth in range(families.num_levels - 1, -1, -1):
-            values = self._level(leaf, values, [child.rate for child in families((0,) * depth)])
+            values = self._level(leaf, values, [rate for rate, _, _ in families((0,) * depth)])
         self.num_children.reverse()
         self.shares.reverse()
 
@@ -80,9 +80,9 @@ class Table:
             share = int(self.shares[depth][place][nodes_left, leaves])
             child_nodes, child_leaves = divmod(share, self.num_leaves + 1)
             nodes_left, leaves = nodes_left - child_nodes, leaves - child_leaves
-            child = self.families(path)[place]
-            below = (*path, child.rank)
-            chosen[below] = probability * child.rate
+            rate, _, rank = self.families(path)[place]
+            below = (*path, rank)
+            chosen[below] = probability * rate
             self._place(chosen, below, chosen[below], child_nodes, child_leaves)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -150,3 +151,11 @@ def run(tmp_path, monkeypatch):
         return CliRunner(**apart).invoke(main, [str(argument) for argument in arguments], prog_name="treeopt")
 
     return invoke
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Write a table of two heads and three ranks."""
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps([[0.5, 0.2, 0.1], [0.4, 0.1, 0.05]]))
+    return path

@@ -11,13 +11,6 @@ from treeopt.cli import main
 
 
 @pytest.fixture
-def table(tmp_path):
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps([[0.5, 0.2, 0.1], [0.4, 0.1, 0.05]]))
-    return path
-
-
-@pytest.fixture
 def models(tiny_directory, tiny_heads_directory, tiny_prompts):
     return ["--target", tiny_directory, "--heads", tiny_heads_directory, "--prompts", tiny_prompts]
 

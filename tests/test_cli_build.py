@@ -1,6 +1,5 @@
 """treeopt build: limits, models, objectives and the held-out comparison on the command line."""
 
-import json
 import re
 
 import numpy as np
@@ -10,13 +9,6 @@ from treeopt import RankTrace, read_tree
 from treeopt.bundled import DEMO_TRACE, calibration_path
 
 DEMO = str(calibration_path(DEMO_TRACE))
-
-
-@pytest.fixture
-def table(tmp_path):
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps([[0.5, 0.2, 0.1], [0.4, 0.1, 0.05]]))
-    return path
 
 
 @pytest.fixture

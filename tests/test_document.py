@@ -24,9 +24,19 @@ def built():
     return best_tree([[0.6, 0.2], [0.5, 0.1]], num_nodes=5, provenance={"source": "test"})
 
 
-@given(rates(), st.integers(1, 30))
-def test_a_written_tree_reads_back_to_the_same_bytes(rows, num_nodes):
-    built = best_tree(rows, num_nodes)
+LIMITS = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_depth": st.integers(0, 3), "max_rank": st.integers(0, 2), "rank_caps": st.lists(st.integers(0, 2), max_size=3),
+        "max_children": st.integers(0, 3), "level_caps": st.lists(st.integers(0, 4), max_size=3),
+        "dense_siblings": st.booleans(), "level_regular": st.booleans(), "max_leaves": st.integers(1, 5),
+    },
+)  # fmt: skip
+
+
+@given(rates(), st.integers(1, 30), LIMITS)
+def test_a_written_tree_reads_back_to_the_same_bytes(rows, num_nodes, limits):
+    built = best_tree(rows, num_nodes, **limits)
     again = from_json(json.loads(to_bytes(built)))
     assert again.tree == built.tree
     assert to_bytes(again) == to_bytes(built)

@@ -119,7 +119,7 @@ def from_json(data: Any) -> BuiltTree:
         path_probabilities=_probabilities(data, tree),
         added=_permutation(data, tree),
         constraints=constraints,
-        certificate=_certificate(data),
+        certificate=_certificate(data, float(constraints.num_nodes)),
         provenance=provenance,
     )
     _check_derived(data, built)
@@ -225,9 +225,8 @@ def _constraints(data: Mapping[str, Any], tree: DraftTree) -> Limits:
     return limits
 
 
-def _certificate(data: Mapping[str, Any]) -> Certificate:
+def _certificate(data: Mapping[str, Any], most: float) -> Certificate:
     found = _object(data, "certificate", CERTIFICATE_KEYS)
-    most = float(len(data["paths"]))
     value, bound = _number(found, "value", most), _number(found, "upper_bound", most)
     if found["objective"] not in OBJECTIVES:
         raise DocumentError(f"`objective` is {found['objective']!r}; give one of {', '.join(OBJECTIVES)}")

@@ -71,3 +71,22 @@ def mask_from_consumer(document):
         bits = [(int(words[j // 64], 16) >> (j % 64)) & 1 for j in range(document["num_nodes"])]
         rows.append(bits)
     return np.array(rows, dtype=bool)
+
+
+def replayed(tree, ranks, documents):
+    """Steps, tokens, accepted lengths and visited positions of greedy decoding, one step after the other."""
+    steps, tokens, lengths, visited = [], [], [], []
+    for start, end in itertools.pairwise(documents):
+        position, count = start, 0
+        while position < end - 1:
+            visited.append(position)
+            path = ()
+            while (*path, ranks[position][len(path)] if len(path) < len(ranks[position]) else -1) in tree.paths:
+                path = (*path, ranks[position][len(path)])
+            emitted = min(len(path) + 1, end - 1 - position)
+            lengths.append(emitted - 1)
+            position += len(path) + 1
+            count += 1
+        steps.append(count)
+        tokens.append(max(0, end - start - 1))
+    return steps, tokens, lengths, visited

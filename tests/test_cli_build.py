@@ -141,21 +141,23 @@ def test_every_objective_runs_on_the_bundled_trace_and_is_read_back(run):
         (["--objective", "typical"], "under typical acceptance E[L] "),
         (["--objective", "mixture", "--weight", "math=1", "--weight", "coding=2"], "E[L] by domain: coding "),
         (["--model", "joint"], "expected_accepted"),
+        (["--objective", "tokens-per-step"], "chosen by replay: tokens_per_step 1."),
     ):
         result = run("build", DEMO, "--nodes", 16, *arguments)
         assert result.exit_code == 0, result.output
         assert told in result.stdout
-        assert "proven optimal" in result.stdout
+        assert ("proven optimal" in result.stdout) == ("tokens-per-step" not in arguments)
         shown = run("show", "tree.json").stdout
         assert told in shown
-        assert read_tree("tree.json").certificate.optimal
+        assert read_tree("tree.json").certificate.optimal == ("tokens-per-step" not in arguments)
 
 
 def test_the_comparison_has_a_line_for_the_chosen_objective(run):
     text = run("build", DEMO, "--nodes", 16, "--objective", "typical", "--compare").stdout
     lines = text.split("\n\n")[1].splitlines()
-    assert [line.split()[0] for line in lines] == ["held-out", "chosen", "independent", "joint", "typical"]
-    assert lines[1].endswith("typical measured")
+    names = ["held-out", "chosen", "independent", "joint", "tokens-per-step", "typical", "built"]
+    assert [line.split()[0] for line in lines] == names
+    assert lines[1].endswith("typical value")
 
 
 def test_help_says_what_every_limit_is_for(run):
@@ -166,6 +168,6 @@ def test_help_says_what_every_limit_is_for(run):
         "what decoders that know only widths need",
         "A path that the tree must hold",
         "shrunk toward the former as far as held-out documents say",
-        "in the worst domain, or under typical acceptance",
+        "in the worst domain, the replayed tokens a step, or E[L] under typical acceptance",
     ):
         assert phrase in text

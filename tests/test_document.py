@@ -224,7 +224,11 @@ def test_reading_and_writing_64_nodes_is_quick(built):
     [
         ("first_excluded", 2.0, r"`first_excluded` is 2.0; give a number from 0 to 1"),
         ("unconstrained_value", -1, r"`unconstrained_value` is -1"),
-        ("objective", "speed", r"`objective` is 'speed'; give one of expected_accepted, mixture, robust, typical"),
+        (
+            "objective",
+            "speed",
+            r"`objective` is 'speed'; give one of expected_accepted, mixture, robust, tokens_per_step, typical",
+        ),
         ("optimal", 1, r"`optimal` is 1; give true or false"),
         ("nested", None, r"`nested` is None; give true or false"),
         ("upper_bound", 0.5, r"`upper_bound` is 0.5 for a value of 1.2"),

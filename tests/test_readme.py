@@ -15,7 +15,7 @@ import treeopt
 from treeopt.bundled import DEMO_TRACE, calibration_path
 from treeopt.cli import main
 from treeopt.document import CERTIFICATE_KEYS, KEYS
-from treeopt.heldout import compare_models
+from treeopt.heldout import compare_ways
 from treeopt.optimize import Limits
 from treeopt.optimize.from_trace import Aim
 from treeopt.show import head_rows
@@ -115,12 +115,16 @@ def test_the_certificates_table_names_every_key():
 
 def test_the_printed_comparison_is_that_of_the_bundled_trace():
     trace = treeopt.RankTrace.read(calibration_path(DEMO_TRACE))
-    independent, joint, typical = compare_models(trace, Limits(64), Aim(objective="typical")).choices
-    for name, row in (("independent", independent), ("joint", joint)):
-        measured = f"{1 + row.measured:.3f} ({1 + row.low:.3f} … {1 + row.high:.3f})"
-        assert f"| {name} | {1 + row.predicted:.3f} | {measured} |" in README
-    assert f"| {joint.gain:+.3f} ({joint.gain_low:+.3f} … {joint.gain_high:+.3f}) |" in README
-    typical_value, plain_value = (f"{1 + row.own_value:.3f}" for row in (typical, independent))
+    comparison = compare_ways(trace, Limits(64), Aim(objective="typical"))
+    independent, *_, typical = comparison.choices
+    for row in comparison.choices[:3]:
+        cells = ["{:.3f} ({:.3f} … {:.3f})".format(*part) for part in (row.measured, row.replayed)]
+        gain = "" if row is independent else "{:+.3f} ({:+.3f} … {:+.3f})".format(*row.replayed_gain)
+        assert f"| {row.name} | {row.predicted:.3f} | {cells[0]} | {cells[1]} | {gain} |" in README
+    replayed, averaged = (float(np.mean(part)) for part in (comparison.splits.replayed, comparison.splits.averaged))
+    assert f"{replayed:+.1%} off what the other half takes" in README
+    assert f"E[L] over positions {averaged:+.1%}" in README
+    typical_value, plain_value = (f"{row.own_value:.3f}" for row in (typical, independent))
     assert f"gives {typical_value} held-out, the\ndefault tree {plain_value}." in README
 
 

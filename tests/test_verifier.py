@@ -177,8 +177,8 @@ def test_the_next_step_reads_the_accepted_nodes_row(tiny_target, tiny_heads):
     tree_verifier = TreeVerifier(tiny_target, guesses, SMALL)
     cache = RowCache(tiny_target, 1, 32)
     with torch.inference_mode():
-        _, hidden = tree_verifier._prefill(cache, 0, prompt)
-        accepted, _, after = tree_verifier._step(cache, [tokens[0]], hidden[None], [0])
+        _, hidden = tree_verifier.prefill(cache, 0, prompt)
+        accepted, _, after = tree_verifier.step(cache, [tokens[0]], hidden[None], [0])
         assert accepted.nodes.tolist() == [2]  # node (1)
         whole = tiny_target.model(torch.tensor([[*prompt, *tokens[:2]]])).last_hidden_state[0, -1]
     assert (after[0] - whole).abs().max() < 1e-5
@@ -192,9 +192,9 @@ def test_the_cache_keeps_prefix_root_and_the_accepted_node(tiny_target):
     tree_verifier = TreeVerifier(tiny_target, Guesses([tokens[1], wrong], [tokens[2]]), SMALL)
     cache, clean = RowCache(tiny_target, 1, 32), RowCache(tiny_target, 1, 32)
     with torch.inference_mode():
-        _, hidden = tree_verifier._prefill(cache, 0, prompt)
-        accepted, _, _ = tree_verifier._step(cache, [tokens[0]], hidden[None], [0])
-        tree_verifier._prefill(clean, 0, [*prompt, *tokens[:3]])
+        _, hidden = tree_verifier.prefill(cache, 0, prompt)
+        accepted, _, _ = tree_verifier.step(cache, [tokens[0]], hidden[None], [0])
+        tree_verifier.prefill(clean, 0, [*prompt, *tokens[:3]])
     assert accepted.lengths.tolist() == [2]
     for (keys, values), (clean_keys, clean_values) in zip(cache.buffers, clean.buffers):
         assert (keys[:, :, :6] - clean_keys[:, :, :6]).abs().max() < 1e-5
@@ -218,9 +218,9 @@ def test_tree_logits_equal_one_sequential_forward_per_path(tiny_target, tiny_hea
         return seen["hidden"]
 
     with torch.inference_mode():
-        root, hidden = tree_verifier._prefill(cache, 0, prompt)
+        root, hidden = tree_verifier.prefill(cache, 0, prompt)
         forward.hidden = spy
-        tree_verifier._step(cache, [root], hidden[None], [0])
+        tree_verifier.step(cache, [root], hidden[None], [0])
         logits = forward.logits(seen["hidden"])[0]
         assert seen["positions"][0].tolist() == [3 + len(path) for path in tree.paths]
         for node, path in enumerate(tree.paths):

@@ -5,6 +5,7 @@ from treeopt.buffers import TreeBuffers
 from treeopt.document import read_tree, write_tree
 from treeopt.errors import TreeoptError
 from treeopt.optimize import BuiltTree, best_tree
+from treeopt.replays import replay
 from treeopt.trace import RankTrace
 from treeopt.tree import DraftTree, chain, dense_tree
 from treeopt.version import __version__
@@ -21,5 +22,6 @@ __all__ = [
     "chain",
     "dense_tree",
     "read_tree",
+    "replay",
     "write_tree",
 ]

@@ -49,7 +49,7 @@ CERTIFICATE_KEYS = (
     "expected_accepted_interval",
     "nodes_within_noise",
 )
-OBJECTIVES = (*SUMS, "robust", "typical")
+OBJECTIVES = (*SUMS, "robust", "tokens_per_step", "typical")
 
 
 def to_bytes(built: BuiltTree) -> bytes:

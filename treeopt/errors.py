@@ -7,6 +7,7 @@ The text of each puts its subject in backticks and says what is wrong, the value
     ├── AcceptanceError     rates or counts that cannot be accuracies
     ├── TraceError          ranks, offsets or metadata that do not fit together
     ├── ConstraintError     constraints that contradict each other or leave no tree
+    ├── LatencyError        times of a machine that make no curve
     ├── DocumentError       a JSON file that breaks its schema
     ├── PromptError         a prompt file with a bad line
     ├── HeadsError          a checkpoint with missing, extra or mis-shaped tensors
@@ -21,6 +22,7 @@ __all__ = [
     "ConstraintError",
     "DocumentError",
     "HeadsError",
+    "LatencyError",
     "MissingExtraError",
     "PromptError",
     "TargetError",
@@ -48,6 +50,10 @@ class TraceError(TreeoptError):
 
 class ConstraintError(TreeoptError):
     """Constraints of a search that contradict each other or leave no tree."""
+
+
+class LatencyError(TreeoptError):
+    """Measured times that do not make a latency curve."""
 
 
 class DocumentError(TreeoptError):

@@ -8,13 +8,23 @@ from typing import Any
 import numpy as np
 
 from treeopt.acceptance import AcceptanceTable
-from treeopt.heldout import Comparison
+from treeopt.heldout import Comparison, Estimate
 from treeopt.intervals import ratio_interval
+from treeopt.latency import LatencyTable
 from treeopt.optimize.built import BuiltTree
+from treeopt.replays import Replay
 from treeopt.trace import RankTrace
 from treeopt.tree import DraftTree
 
-__all__ = ["aligned", "describe_comparison", "describe_table", "describe_trace", "describe_tree", "head_rows"]
+__all__ = [
+    "aligned",
+    "describe_comparison",
+    "describe_replay",
+    "describe_table",
+    "describe_trace",
+    "describe_tree",
+    "head_rows",
+]
 
 TOPS = (1, 3, 5, 10)
 MAX_DRAWN = 128  # nodes; larger trees are summarised by level
@@ -72,35 +82,71 @@ def describe_table(table: AcceptanceTable) -> str:
 
 
 def describe_comparison(comparison: Comparison) -> str:
-    """Return tokens per step predicted and measured on left-out documents, a line for each way to choose the tree."""
-    first = comparison.choices[0]
+    """Return what left-out documents give, a line for each way to choose the tree, and how far predictions are off."""
     lines = [
         f"held-out tokens_per_step of {comparison.num_nodes} nodes: built on {comparison.num_folds - 1} of "
         f"{comparison.num_folds} parts of {comparison.num_documents} documents ({comparison.num_positions} positions), "
         "measured on the rest"
     ]
-    header = ["chosen by", "predicted", "measured", "95 % interval", "error", "gain", "95 % interval", "nodes shared"]
-    own = any(choice.own_value is not None for choice in comparison.choices)
+    header = ["chosen by", "predicted", "at all positions", "error", "gain", "replayed", "gain", "nodes shared"]
     rows = []
-    for choice in comparison.choices:
-        name = choice.aim.model if choice.aim.objective == first.aim.objective else choice.aim.objective
+    for i, choice in enumerate(comparison.choices):
+        gains = [_gain(choice.gain), _gain(choice.replayed_gain)] if i else ["", ""]
+        own = [] if choice.own_value is None else [f"{choice.own_value:.4f}"]
         rows.append(
             [
-                name,
-                f"{1 + choice.predicted:.4f}",
-                f"{1 + choice.measured:.4f}",
-                f"[{1 + choice.low:.4f}, {1 + choice.high:.4f}]",
-                f"{choice.error:+.4f}",
-                *(
-                    ["", ""]
-                    if choice is first
-                    else [f"{choice.gain:+.4f}", f"[{choice.gain_low:+.4f}, {choice.gain_high:+.4f}]"]
-                ),
-                f"{choice.shared_nodes:.1f}",
-                *([f"{1 + choice.own_value:.4f}"] if choice.own_value is not None else []),
+                choice.name, f"{choice.predicted:.4f}", _estimated(choice.measured), f"{choice.error:+.4f}", gains[0],
+                _estimated(choice.replayed), gains[1], f"{choice.shared_nodes:.1f}", *own,
             ]
-        )
-    return "\n".join([*lines, *aligned([[*header, *([f"{comparison.objective} measured"] if own else [])], *rows])])
+        )  # fmt: skip
+    own_header = [] if comparison.objective is None else [f"{comparison.objective} value"]
+    replayed, averaged = comparison.splits.replayed, comparison.splits.averaged
+    return "\n".join(
+        [
+            *lines,
+            *aligned([[*header, *own_header], *rows]),
+            f"built on a random half, {len(replayed)} times: the replay of that half is {np.mean(replayed):+.1%} off what the other "
+            f"half takes (spread {np.std(replayed):.1%}), 1 + E[L] over its positions {np.mean(averaged):+.1%}",
+        ]
+    )
+
+
+def describe_replay(found: Replay, *, seed: int = 0) -> str:
+    """Return the exact tokens a step of greedy decoding on a trace, and how many steps accept how much."""
+    low, high = found.interval(seed=seed)
+    shares = ", ".join(
+        f"{length}: {count / max(1, found.num_steps):.0%}" for length, count in enumerate(found.histogram)
+    )
+    return (
+        f"replayed on the trace: {found.num_tokens} tokens in {found.num_steps} steps, tokens_per_step "
+        f"{found.tokens_per_step:.4f} [{low:.4f}, {high:.4f}]; nodes accepted in a step {shares}"
+    )
+
+
+def describe_latency(table: LatencyTable) -> str:
+    """Return the step times of every curve, with quartiles, and what each budget costs in plain steps."""
+    lines = [", ".join(f"{key} {value}" for key, value in table.metadata.items())]
+    for curve in table.curves:
+        lines += ["", f"batch {curve.batch}, context {curve.context}: ms a step, drafting apart"]
+        header = ["nodes", "verification", "quartiles of the step", "in plain steps"]
+        rows = []
+        for i, nodes in enumerate(curve.nodes.tolist()):
+            pair = curve.quartiles[i] if curve.quartiles else None
+            spread = f"[{1e3 * pair[0]:.2f}, {1e3 * pair[1]:.2f}]" if pair else ""
+            rows.append(
+                [str(nodes), f"{1e3 * curve.seconds[i]:.2f}", spread, f"{curve.seconds[i] / curve.plain_seconds:.2f}"]
+            )
+        lines += aligned([header, *rows])
+        lines.append("drafting 1, 2, … levels: " + ", ".join(f"{1e3 * draft:.2f}" for draft in curve.draft_seconds))
+    return "\n".join(lines)
+
+
+def _estimated(estimate: Estimate) -> str:
+    return f"{estimate.value:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
+
+
+def _gain(estimate: Estimate) -> str:
+    return f"{estimate.value:+.4f} [{estimate.low:+.4f}, {estimate.high:+.4f}]"
 
 
 def head_rows(trace: RankTrace, *, seed: int = 0) -> list[dict[str, Any]]:
@@ -167,6 +213,9 @@ def _objective_notes(built: BuiltTree) -> Iterator[str]:
     proven = built.certificate
     if proven.objective == "typical":
         yield f"under typical acceptance E[L] {proven.value:.4f} on the trace, tokens_per_step {1 + proven.value:.4f}"
+    if proven.objective == "tokens_per_step":
+        yield f"chosen by replay: tokens_per_step {1 + proven.value:.4f} on the trace; no tree is claimed to be the best of all"
+        return
     if proven.objective == "robust":
         worst = min(proven.parts, key=lambda name: proven.parts[name])
         yield f"in its worst domain, {worst}, E[L] {proven.value:.4f}"

@@ -151,6 +151,19 @@ class RankTrace:
         entropies = None if self.entropies is None else self.entropies[rows]
         return RankTrace(self.ranks[rows], offsets, domains, self.metadata, probs, entropies)
 
+    def at(self, positions: ArrayLike) -> RankTrace:
+        """Return a trace of some positions of every document; for counting, since what follows a row may be gone.
+
+        Parameters
+        ----------
+        positions : array_like of bool, shape (positions,)
+        """
+        kept = np.asarray(positions, dtype=bool)
+        if kept.shape != (self.num_positions,):
+            raise TraceError(f"`positions` has shape {kept.shape}; give one flag for each of {self.num_positions} rows")
+        offsets = np.concatenate([[0], np.cumsum(kept)])[self.documents]
+        return RankTrace(self.ranks[kept], offsets, self.domains, self.metadata)
+
     def domain(self, name: str) -> RankTrace:
         """Return the trace of one domain's documents.
 

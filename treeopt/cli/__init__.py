@@ -9,6 +9,9 @@ import click
 
 from treeopt.cli.build import build
 from treeopt.cli.calibrate import calibrate
+from treeopt.cli.compare import compare
+from treeopt.cli.explain import explain
+from treeopt.cli.profile import profile
 from treeopt.cli.show import show
 from treeopt.cli.train import train
 from treeopt.cli.verify import verify
@@ -18,7 +21,7 @@ from treeopt.version import __version__
 __all__ = ["main"]
 
 
-RESUMABLE = ("calibrate", "train")
+RESUMABLE = ("calibrate", "profile", "train")
 
 
 class _Group(click.Group):
@@ -54,5 +57,5 @@ def main() -> None:
     """
 
 
-for _command in (calibrate, build, verify, show, train):
+for _command in (calibrate, build, verify, show, compare, profile, explain, train):
     main.add_command(_command)

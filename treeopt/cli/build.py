@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from treeopt.bundled import DEMO_TRACE, calibration_path
+from treeopt.cli.latency import curve_of, describe_choice, latency_options
 from treeopt.cli.limits import limit_options, limits_of
 from treeopt.cli.options import kind_of, seed_option
+from treeopt.cli.recipes import TableRecipe, TraceRecipe
 from treeopt.files import cache_directory
 
 if TYPE_CHECKING:
-    from treeopt.heldout import Comparison
-    from treeopt.optimize import BuiltTree
     from treeopt.optimize.from_trace import Aim
-    from treeopt.optimize.limits import Limits
 
 __all__ = ["LAST_CALIBRATION", "build"]
 
 LAST_CALIBRATION = "last-calibration"  # in the cache directory: the path of the newest trace
 MODELS = ("independent", "joint")  # as in treeopt.optimize.from_trace, which a command imports only when it runs
-OBJECTIVES = ("expected-accepted", "mixture", "robust", "typical")
+STEPS = "tokens-per-step"
+OBJECTIVES = ("expected-accepted", "mixture", "robust", STEPS, "typical")
 PROGRAMS = ("robust", "typical")  # solved by an integer program, as are these limits under some models
 PROGRAM_LIMITS = {"max_children", "level_caps", "max_leaves", "dense_siblings", "level_regular", "must_include"}
-TRACE_KEYS = ("target", "target_hash", "heads", "heads_hash", "prompts_hash", "continuations", "dtype")
 
 
 @click.command()
 @click.argument("source", required=False, metavar="[TRACE|TABLE]", type=click.Path(dir_okay=False))
 @limit_options
+@latency_options
 @click.option(
     "--model", type=click.Choice(MODELS), default=MODELS[0], show_default=True,
     help="How likely a path is: from each head's accuracy alone, or from counts of whole paths in the trace, shrunk "
@@ -41,8 +39,8 @@ TRACE_KEYS = ("target", "target_hash", "heads", "heads_hash", "prompts_hash", "c
 )  # fmt: skip
 @click.option(
     "--objective", type=click.Choice(OBJECTIVES), default=OBJECTIVES[0], show_default=True,
-    help="What to maximise: E[L] over all positions, over domains by --weight, in the worst domain, or under typical "
-    "acceptance.",
+    help="What to maximise: E[L] over all positions, over domains by --weight, in the worst domain, the replayed tokens a "
+    "step, or E[L] under typical acceptance.",
 )  # fmt: skip
 @click.option(
     "--weight", "weights", multiple=True, metavar="DOMAIN=W", help="Of --objective mixture; one a domain that counts."
@@ -62,6 +60,11 @@ TRACE_KEYS = ("target", "target_hash", "heads", "heads_hash", "prompts_hash", "c
 )  # fmt: skip
 def build(
     source: str | None,
+    nodes: int | None,
+    latency: str | None,
+    latency_model: str | None,
+    batch: int,
+    context: int | None,
     model: str,
     objective: str,
     weights: tuple[str, ...],
@@ -85,28 +88,36 @@ def build(
         treeopt build --nodes 64 -o tree.json
         treeopt build trace.safetensors --nodes 32 --max-children 4 --must-include 0,0,0
         treeopt build trace.safetensors --objective robust --compare
+        treeopt build trace.safetensors --nodes auto --latency latency.json
     """
+    from treeopt.auto import auto_budget
     from treeopt.document import to_bytes, write_tree
-    from treeopt.show import describe_comparison, describe_tree
+    from treeopt.show import describe_tree
 
-    limits = limits_of(options)
+    if (nodes is None) != (latency is not None):
+        raise click.UsageError("--nodes auto and --latency belong together; give both or neither")
+    limits = limits_of(options, 1 if nodes is None else nodes)
     path = _source(source)
+    aim = _aim(model, objective, weights, epsilon, delta)
+    recipe: TraceRecipe | TableRecipe
+    if kind_of(path) == "trace":
+        recipe = TraceRecipe(path, aim, objective == STEPS, limits, seed)
+    else:
+        given = {"--model": model != MODELS[0], "--objective": objective != OBJECTIVES[0], "--compare": with_comparison}
+        recipe = TableRecipe(path, limits, [name for name, is_given in given.items() if is_given])
     if objective in PROGRAMS or PROGRAM_LIMITS.intersection(limits.active):
         click.echo("searching: at most a minute, and as long again for each limit whose cost is stated", err=True)
-    if kind_of(path) == "trace":
-        aim = _aim(model, objective, weights, epsilon, delta)
-        built, comparison = _from_trace(path, limits, aim, seed, with_comparison)
-    else:
-        needing = {
-            "--model": model != MODELS[0],
-            "--objective": objective != OBJECTIVES[0],
-            "--compare": with_comparison,
-        }
-        _aim(model, objective, weights, epsilon, delta)
-        built, comparison = _from_table(path, limits, [name for name, given in needing.items() if given]), None
-    summary = describe_tree(built, draw=False)
-    if comparison is not None:
-        summary += "\n\n" + describe_comparison(comparison)
+    parts = []
+    num_nodes = limits.num_nodes
+    if latency is not None:
+        choice = auto_budget(recipe.build, curve_of(latency, latency_model, batch, context), recipe.trace)
+        parts.append(describe_choice(choice))
+        num_nodes = choice.num_nodes
+    built = recipe.build(num_nodes, certify=True)
+    parts.append("\n".join([describe_tree(built, draw=False), *recipe.notes(built)]))
+    if with_comparison:
+        parts.append(recipe.compare(num_nodes))
+    summary = "\n\n".join(parts)
     if output == "-":
         click.echo(summary, err=True)
         sys.stdout.buffer.write(to_bytes(built))
@@ -126,7 +137,7 @@ def _aim(model: str, objective: str, weights: tuple[str, ...], epsilon: float | 
         raise click.UsageError("--epsilon and --delta are those of --objective typical; give that too or drop them")
     return Aim(
         model=model,
-        objective=objective,
+        objective=OBJECTIVES[0] if objective == STEPS else objective,
         weights=dict(map(_weight, weights)) if weights else None,
         epsilon=EPSILON if epsilon is None else epsilon,
         delta=DELTA if delta is None else delta,
@@ -152,39 +163,3 @@ def _source(given: str | None) -> Path:
             return last
     click.echo("building from the bundled calibration of the demo target", err=True)
     return calibration_path(DEMO_TRACE)
-
-
-def _from_trace(
-    path: Path, limits: Limits, aim: Aim, seed: int, with_comparison: bool
-) -> tuple[BuiltTree, Comparison | None]:
-    from treeopt.heldout import compare_models
-    from treeopt.optimize.from_trace import tree_from_trace
-    from treeopt.trace import RankTrace
-
-    trace = RankTrace.read(path)
-    provenance = trace_provenance(trace.metadata, _sha256(path))
-    built = tree_from_trace(trace, limits, aim, seed=seed, provenance=provenance)
-    return built, compare_models(trace, limits, aim, seed=seed) if with_comparison else None
-
-
-def _from_table(path: Path, limits: Limits, needing: list[str]) -> BuiltTree:
-    from treeopt.acceptance import AcceptanceTable
-    from treeopt.errors import AcceptanceError
-    from treeopt.optimize import best_tree_under
-
-    if needing:
-        raise AcceptanceError(
-            f"`{needing[0]}` needs a trace, and `{path}` is a table of accuracies; make a trace with treeopt calibrate"
-        )
-    provenance = {"source": "acceptance table", "sha256": _sha256(path), "model": MODELS[0]}
-    return best_tree_under(limits, AcceptanceTable.read(path), provenance=provenance)
-
-
-def trace_provenance(metadata: Mapping[str, str], sha256: str) -> dict[str, str]:
-    """Return what a tree file says of the trace it was built from."""
-    stated = {key: metadata[key] for key in TRACE_KEYS if metadata.get(key)}
-    return {"source": "trace", "sha256": sha256, **stated}
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

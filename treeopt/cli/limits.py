@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from treeopt.optimize.limits import Limits
 
-__all__ = ["limit_options", "limits_of"]
+__all__ = ["Numbers", "limit_options", "limits_of"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -30,11 +30,29 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic since click
         return tuple(map(int, entries))
 
 
+class NodesOrAuto(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """A whole number, or auto, which becomes None."""
+
+    name = "INTEGER|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Read the option's text."""
+        if value == "auto":
+            return None
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither auto nor a whole number", param, ctx)
+
+
 def limit_options(command: Command) -> Command:
     """Add every option of `Limits`."""
     for option in reversed(
         [
-            click.option("--nodes", default=64, show_default=True, type=int, help="Tokens in one pass, root included."),
+            click.option(
+                "--nodes", default="64", show_default=True, type=NodesOrAuto(),
+                help="Tokens in one pass, root included; auto takes the number with the most tokens a second on --latency.",
+            ),
             click.option("--max-depth", type=int, help="Deepest level.  [default: the number of heads]"),
             click.option(
                 "--max-rank", type=int, help="Largest rank in any path: 9 lets every head's ten best guesses in."
@@ -67,11 +85,11 @@ def limit_options(command: Command) -> Command:
     return command
 
 
-def limits_of(options: dict[str, Any]) -> Limits:
+def limits_of(options: dict[str, Any], num_nodes: int) -> Limits:
     """Take the limits out of a command's options."""
     from treeopt.optimize.limits import Limits
 
-    return Limits(num_nodes=options.pop("nodes"), **{name: options.pop(name) for name in NAMES})
+    return Limits(num_nodes=num_nodes, **{name: options[name] for name in NAMES})
 
 
 NAMES = (

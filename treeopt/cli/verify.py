@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from treeopt.cli.options import load_models, prompts_path, require_torch, seed_option, target_options
+
+if TYPE_CHECKING:
+    from treeopt.heads import MedusaHeads
+    from treeopt.optimize import BuiltTree
+    from treeopt.prompts import Prompt
+    from treeopt.targets.loading import LoadedTarget
+    from treeopt.verify.compare import Comparison
 
 __all__ = ["verify"]
 
@@ -23,6 +31,10 @@ __all__ = ["verify"]
 @click.option("--limit", type=click.IntRange(1), help="Decode so many prompts, spread evenly over the file.")
 @click.option("--max-new-tokens", default=128, show_default=True, type=click.IntRange(1))
 @click.option("--allow-near-ties", is_flag=True, help="Below float32: exit 0 when every difference is a near tie.")
+@click.option(
+    "--check-replay", is_flag=True,
+    help="Also record the heads' ranks along the outputs, and check that their replay takes exactly the steps counted.",
+)  # fmt: skip
 @seed_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(
@@ -36,6 +48,7 @@ def verify(
     limit: int | None,
     max_new_tokens: int,
     allow_near_ties: bool,
+    check_replay: bool,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -66,10 +79,32 @@ def verify(
             found.append(comparison)
             progress.add(documents=1, tokens=2 * len(comparison.decoded.tokens))
     result = summarize(found, built.tokens_per_step, seed=seed)
+    if check_replay:
+        result["replay"] = _replayed(built, loaded, heads, chosen, found)
     click.echo(json.dumps(result) if as_json else _report(result, built.tree.num_nodes))
     differences = [comparison.difference for comparison in found if comparison.difference is not None]
     if any(not (allow_near_ties and difference.near_tie) for difference in differences):
         raise SystemExit(1)
+    if check_replay and result["replay"]["disagreements"]:
+        raise SystemExit(1)
+
+
+def _replayed(
+    built: BuiltTree, loaded: LoadedTarget, heads: MedusaHeads, prompts: Sequence[Prompt], found: Sequence[Comparison]
+) -> dict[str, Any]:
+    """Return whether the replay of the outputs takes the steps that were counted."""
+    from dataclasses import asdict
+
+    from treeopt.agreement import replay_disagreements, trace_of
+    from treeopt.calibrate.continuations import Continuation
+
+    documents = [
+        Continuation(prompt.id, prompt.domain, tuple(loaded.prompt_ids(prompt.messages)), tuple(one.decoded.tokens))
+        for prompt, one in zip(prompts, found)
+    ]
+    decoded = [one.decoded for one in found]
+    disagreements = replay_disagreements(built.tree, trace_of(loaded, heads, documents), documents, decoded)
+    return {"documents": len(documents), "disagreements": [asdict(one) for one in disagreements]}
 
 
 def _report(result: dict[str, Any], num_nodes: int) -> str:
@@ -85,6 +120,13 @@ def _report(result: dict[str, Any], num_nodes: int) -> str:
         f"{num_nodes} nodes, {total['num_steps']} steps; time ratio: plain decoding over tree decoding",
         f"{equal} of {total['prompts']} prompts give exactly the target's own greedy output",
     ]
+    if "replay" in result:
+        wrong = result["replay"]["disagreements"]
+        total_documents = result["replay"]["documents"]
+        lines.append(
+            f"replay takes exactly the counted steps in {total_documents - len(wrong)} of {total_documents} documents"
+        )
+        lines += [f"`{one['document']}`: replayed {one['replayed']} steps, counted {one['counted']}" for one in wrong]
     for prompt, difference in result["differences"].items():
         kind = "a near tie" if difference["near_tie"] else "not a near tie"
         lines.append(

@@ -22,7 +22,7 @@ from treeopt.optimize.search import search, search_objective
 from treeopt.paths import Path
 from treeopt.tree import DraftTree, frozen
 
-__all__ = ["as_model", "best_tree", "best_tree_under", "certified", "robust_tree", "typical_tree"]
+__all__ = ["as_model", "best_tree", "best_tree_under", "certified", "chosen_otherwise", "robust_tree", "typical_tree"]
 
 # Above either, array operations beat the heap; their fixed cost of one to four ms grows with the rates in the table.
 VECTORISED_NODES = 1024
@@ -157,6 +157,46 @@ def typical_tree(
     return _by_objective("typical", limits, lambda under: Coverage.of(passing, under), as_model(acceptance), provenance)
 
 
+def chosen_otherwise(
+    tree: DraftTree,
+    model: PathModel,
+    limits: Limits,
+    objective: str,
+    value: float,
+    bound: float | None,
+    *,
+    provenance: Mapping[str, str] | None = None,
+) -> BuiltTree:
+    """Return a tree that was not chosen by a sum over its nodes, with its path probabilities under a model.
+
+    Parameters
+    ----------
+    tree : DraftTree
+    model : PathModel
+    limits : Limits
+        That it obeys.
+    objective : str
+        What it was chosen by.
+    value : float
+        Of the objective.
+    bound : float or None
+        A value that no tree under the limits exceeds; None if the tree is proven optimal.
+    provenance : mapping of str to str, optional
+    """
+    probabilities = path_probabilities(model, tree)
+    likeliest = _likeliest_left_out(model, limits, set(tree.paths))
+    certificate = Certificate(
+        objective=objective,
+        value=value,
+        bound=value if bound is None else bound,
+        optimal=bound is None,
+        nested=False,
+        first_excluded=likeliest[1] if likeliest else 0.0,
+        unconstrained=value,
+    )
+    return BuiltTree(tree, probabilities, _by_probability(probabilities), limits, certificate, dict(provenance or {}))
+
+
 def certified(built: BuiltTree, model: PathModel, samples: Sequence[Sample], *, seed: int = 0) -> BuiltTree:
     """Return a tree with the sampling noise of its E[L].
 
@@ -244,22 +284,12 @@ def _by_objective(
     provenance: Mapping[str, str] | None,
 ) -> BuiltTree:
     solution = search_objective(objective(limits), limits)
-    parents, ranks = _arrays(solution.paths)
-    tree = DraftTree(frozen(parents), frozen(ranks))
-    probabilities = path_probabilities(model, tree)
-    added = _by_probability(probabilities)
-    likeliest = _likeliest_left_out(model, limits, set(tree.paths))
-    certificate = Certificate(
-        objective=name,
-        value=solution.value,
-        bound=solution.bound,
-        optimal=solution.optimal,
-        nested=False,
-        first_excluded=likeliest[1] if likeliest else 0.0,
-        unconstrained=solution.value,
+    tree = DraftTree(*map(frozen, _arrays(solution.paths)))
+    built = chosen_otherwise(
+        tree, model, limits, name, solution.value, None if solution.optimal else solution.bound, provenance=provenance
     )
-    certificate = _with_costs(certificate, limits, lambda other: search_objective(objective(other), other).value)
-    return BuiltTree(tree, probabilities, added, limits, certificate, dict(provenance or {}))
+    certificate = _with_costs(built.certificate, limits, lambda other: search_objective(objective(other), other).value)
+    return replace(built, certificate=certificate)
 
 
 def _built(found: _Found, limits: Limits, certificate: Certificate, provenance: Mapping[str, str] | None) -> BuiltTree:

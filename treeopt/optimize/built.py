@@ -24,7 +24,7 @@ class Certificate:
     Attributes
     ----------
     objective : str
-        What was maximised: ``expected_accepted``, ``mixture``, ``robust`` or ``typical``.
+        What was maximised: ``expected_accepted``, ``mixture``, ``robust``, ``typical`` or ``tokens_per_step``.
     value : float
         What the objective gives the tree, in accepted nodes a step.
     bound : float

@@ -16,7 +16,7 @@ from treeopt.optimize.passing import PassingModel
 from treeopt.trace import RankTrace
 from treeopt.typical import DELTA, EPSILON, passing_guesses
 
-__all__ = ["MODELS", "OBJECTIVES", "Aim", "tree_from_trace"]
+__all__ = ["MODELS", "OBJECTIVES", "Aim", "counted_model", "tree_from_trace"]
 
 MODELS = ("independent", "joint")
 OBJECTIVES = ("expected-accepted", "mixture", "robust", "typical")
@@ -93,7 +93,7 @@ def tree_from_trace(
     ((), (0,), (0, 0))
     """
     aim = aim or Aim()
-    model, sample = _counted(trace, aim.model)
+    model, sample = counted_model(trace, aim.model)
     provenance = {**(provenance or {}), **_stated(aim, sample)}
     samples = [sample]
     if aim.objective == "typical":
@@ -112,7 +112,8 @@ def tree_from_trace(
     return certified(built, model, samples, seed=seed) if certify else built
 
 
-def _counted(trace: RankTrace, model: str) -> tuple[PathModel, Sample]:
+def counted_model(trace: RankTrace, model: str) -> tuple[PathModel, Sample]:
+    """Return the path model of a name, counted on a trace, and the sample it was counted on."""
     if model == "independent":
         return HeadModel(trace.table()), Sample(trace)
     joint = JointModel.fit(trace)
@@ -130,7 +131,7 @@ def _by_domain(trace: RankTrace, aim: Aim) -> tuple[dict[str, PathModel], dict[s
     models, samples = {}, {}
     for name in wanted:
         try:
-            models[name], samples[name] = _counted(trace.domain(name), aim.model)
+            models[name], samples[name] = counted_model(trace.domain(name), aim.model)
         except TreeoptError as error:
             raise TraceError(f"domain `{name}`: {error}") from error
     return models, samples

@@ -32,6 +32,9 @@ MAX_CANDIDATES = 16_384  # binaries of the largest program; HiGHS still solves i
 PROGRAM_SECONDS = 60.0
 # HiGHS stops at an absolute gap of 1e-6, which scipy cannot lower; in these units that is 1e-12 of an accepted token.
 SCALE = float(1 << 20)
+# Up to scipy 1.14, HiGHS's presolve lost optima of max-min programs: of 1,313 random ones 20 had a wrong answer or none,
+# and no one without it. In later versions it is sound, and tiny programs take three times as long without it.
+SOUND_PRESOLVE = (1, 15)
 SETTLED = 1e-12  # what nodes outside the program may seem to be worth when it proves its tree optimal
 
 
@@ -144,7 +147,11 @@ class _Program:
             integrality=(np.arange(len(gain)) < num_nodes + num_outside).astype(int),
             bounds=Bounds(lower, upper),
             constraints=LinearConstraint(matrix, -np.inf, np.array([most for _, most in rows], dtype=float)),
-            options={"mip_rel_gap": 0.0, "time_limit": max(0.0, until - time.monotonic())},
+            options={
+                "mip_rel_gap": 0.0,
+                "time_limit": max(0.0, until - time.monotonic()),
+                "presolve": _scipy_version() >= SOUND_PRESOLVE,
+            },
         )
         answer = self._answer(result, worth)
         return answer if outside else answer._replace(bound=math.inf, settled=False)
@@ -211,3 +218,10 @@ class _Program:
             yield [(len(self.nodes) + depth - 1, 1), *deep], most
         for path, i in self.column.items():
             yield [(i, 1), *((child, -1) for child in self.children.get(path, [])), (first + i, -1)], 0
+
+
+def _scipy_version() -> tuple[int, int]:
+    import scipy
+
+    major, minor = scipy.__version__.split(".")[:2]
+    return int(major), int(minor)

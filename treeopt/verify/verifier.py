@@ -139,12 +139,12 @@ class TreeVerifier:
         rows = [Decoded() for _ in prompts]
         states = []
         for row, prompt in enumerate(prompts):
-            token, state = self._prefill(cache, row, prompt)
+            token, state = self.prefill(cache, row, prompt)
             rows[row].tokens.append(token)
             states.append(state)
         hidden = torch.stack(states)
         while active := [i for i, row in enumerate(rows) if not _ended(row.tokens, limits[i], self.eos_ids)]:
-            accepted, tokens, after = self._step(cache, [rows[i].tokens[-1] for i in active], hidden[active], active)
+            accepted, tokens, after = self.step(cache, [rows[i].tokens[-1] for i in active], hidden[active], active)
             hidden[active] = after
             for i, path in zip(active, self._new_tokens(accepted, tokens)):
                 emitted = _cut(path, limits[i] - len(rows[i].tokens), self.eos_ids)
@@ -154,7 +154,8 @@ class TreeVerifier:
                 rows[i].tokens.extend(emitted)
         return rows
 
-    def _prefill(self, cache: RowCache, row: int, prompt: Sequence[int]) -> tuple[int, Tensor]:
+    def prefill(self, cache: RowCache, row: int, prompt: Sequence[int]) -> tuple[int, Tensor]:
+        """Run a prompt into a row of the cache; return the first token and the state that it was decided from."""
         device = self._forward.device
         ids = torch.tensor([list(prompt)], device=device)
         positions = torch.arange(len(prompt), device=device)[None]
@@ -164,13 +165,13 @@ class TreeVerifier:
         cache.lengths[row] = len(prompt)
         return int(self._forward.logits(last).argmax(-1)), last[0]
 
-    def _step(
+    def step(
         self, cache: RowCache, roots: list[int], hidden: Tensor, active: list[int]
     ) -> tuple[AcceptedPaths, Tensor, Tensor]:
         """Draft, verify, accept and compact; return the accepted paths, the nodes' tokens and the next hidden states."""
         device, index = self._forward.device, self._index
         lengths = torch.tensor([cache.lengths[i] for i in active], device=device)
-        tokens = self._draft(torch.tensor(roots, device=device), hidden)  # [batch, nodes]
+        tokens = self.draft(torch.tensor(roots, device=device), hidden)  # [batch, nodes]
         slots = lengths[:, None] + torch.arange(self.tree.num_nodes, device=device)
         rows = torch.tensor(active, device=device)
         view = cache.at(slots, self.tree.num_nodes, rows=None if len(active) == len(cache.lengths) else rows)
@@ -185,10 +186,13 @@ class TreeVerifier:
             cache.lengths[i] += length + 1
         return accepted, tokens, states[torch.arange(len(active), device=device), accepted.nodes]
 
-    def _draft(self, roots: Tensor, hidden: Tensor) -> Tensor:
-        guesses = self.heads.draft(hidden, self._ranks)
+    def draft(self, roots: Tensor, hidden: Tensor, *, depth: int | None = None) -> Tensor:
+        """Return the tokens of the nodes, (batch, nodes), or the guesses of the first `depth` levels alone."""
+        guesses = self.heads.draft(hidden, self._ranks[:depth])
         if not guesses:
             return roots[:, None]
+        if depth is not None:
+            return torch.cat(guesses, dim=1)
         return torch.cat([roots[:, None], torch.cat(guesses, dim=1)[:, self._places]], dim=1)
 
     def _visible(self, lengths: Tensor, span: int) -> Tensor:

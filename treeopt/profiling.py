@@ -1,0 +1,177 @@
+"""Step times of the verifier on this machine, against nodes, batch size and context."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from treeopt.auto import nested_tree
+from treeopt.calibrate.store import DocumentStore
+from treeopt.errors import LatencyError
+from treeopt.heads.medusa import MedusaHeads
+from treeopt.latency import LatencyCurve, LatencyTable
+from treeopt.optimize import BuiltTree
+from treeopt.progress import Progress
+from treeopt.targets.cache import RowCache
+from treeopt.targets.limits import context_length
+from treeopt.targets.loading import LoadedTarget, fingerprint
+from treeopt.tree import DraftTree
+from treeopt.verify.verifier import TreeVerifier
+
+__all__ = ["ProfileSettings", "profile"]
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """What is measured.
+
+    Attributes
+    ----------
+    nodes : tuple of int
+        Budgets, root included, ascending; 1 is plain decoding.
+    batches, contexts : tuple of int
+        Every pair is measured.
+    repeats : int
+        Timed steps of each budget, after one that is not; the median is kept.
+    """
+
+    nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+    batches: tuple[int, ...] = (1,)
+    contexts: tuple[int, ...] = (128, 1024)
+    repeats: int = 9
+
+
+def profile(
+    target: LoadedTarget, heads: MedusaHeads, largest: BuiltTree, settings: ProfileSettings, work: Path
+) -> LatencyTable:
+    """Time one step of the bundled verifier for trees of many sizes.
+
+    Budgets are timed in turn, so that a busy moment falls on all of them. Verification and drafting are told apart.
+
+    Parameters
+    ----------
+    target : LoadedTarget
+    heads : MedusaHeads
+    largest : BuiltTree
+        Its nested trees are what is timed; it has at least as many nodes as the largest budget.
+    settings : ProfileSettings
+    work : Path
+        Keeps finished pairs of batch and context, so that an interrupted run goes on where it was.
+
+    Raises
+    ------
+    LatencyError
+        If a context and the largest tree do not fit the target.
+    """
+    if 1 not in settings.nodes:
+        raise LatencyError("`nodes` lacks 1, plain decoding; add it")
+    longest = max(settings.contexts) + max(settings.nodes)
+    if longest > context_length(target.model):
+        raise LatencyError(
+            f"`contexts` and `nodes` reach {longest} tokens, but the target ends at {context_length(target.model)}; give less"
+        )
+    trees = [nested_tree(largest, n) for n in settings.nodes if n <= largest.tree.num_nodes]
+    header = {
+        "schema": "treeopt.profile/1",
+        "target": fingerprint(target.model),
+        "device": _device_name(target.model.device),
+        "dtype": str(target.model.dtype),
+        "nodes": [tree.num_nodes for tree in trees],
+        "repeats": settings.repeats,
+    }
+    pairs = [(batch, context) for batch in settings.batches for context in settings.contexts]
+    with DocumentStore(work, header) as kept, torch.inference_mode():
+        done = sum(f"{batch} {context}" in kept.done for batch, context in pairs)
+        with Progress("profile", total=len(pairs), done=done, unit="curves") as progress:
+            for batch, context in pairs:
+                if f"{batch} {context}" not in kept.done:
+                    timer = _Timer(target, heads, trees, batch, context)
+                    kept.append(f"{batch} {context}", [timer.measure(settings.repeats)])
+                    progress.add(documents=1)
+        curves = tuple(LatencyCurve.of(**kept.done[f"{batch} {context}"][0]) for batch, context in pairs)
+    return LatencyTable(curves, _metadata(target, settings))
+
+
+class _Timer:
+    """Verifiers of all trees over one prefix of random tokens."""
+
+    def __init__(
+        self, target: LoadedTarget, heads: MedusaHeads, trees: Sequence[DraftTree], batch: int, context: int
+    ) -> None:
+        self.batch, self.context, self.trees = batch, context, trees
+        self.verifiers = [TreeVerifier(target.model, heads, tree) for tree in trees]
+        device = target.model.device
+        vocabulary = target.model.get_output_embeddings().weight.shape[0]
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(vocabulary, (batch, context + 1), generator=generator).tolist()
+        self.cache = RowCache(target.model, batch, context + trees[-1].num_nodes + 1)
+        states = [self.verifiers[0].prefill(self.cache, row, tokens[row][:-1])[1] for row in range(batch)]
+        self.hidden, self.roots = torch.stack(states), [row[-1] for row in tokens]
+        self.rows = list(range(batch))
+        self.synchronize: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+    def measure(self, repeats: int) -> dict[str, Any]:
+        """Return a curve's fields."""
+        calls: list[Callable[[], object]] = [lambda v=v: self._step(v) for v in self.verifiers]  # type: ignore[misc]
+        deepest = self.verifiers[-1]
+        depths = range(1, self.trees[-1].max_depth + 1)
+        roots = torch.tensor(self.roots, device=self.hidden.device)
+        calls += [lambda d=d: deepest.draft(roots, self.hidden, depth=d) for d in depths]  # type: ignore[misc]
+        times: list[list[float]] = [[] for _ in calls]
+        for turn in range(repeats + 1):
+            for call, taken in zip(calls, times):
+                self.synchronize()
+                start = time.perf_counter()
+                call()
+                self.synchronize()
+                if turn:
+                    taken.append(time.perf_counter() - start)
+        medians = [statistics.median(taken) for taken in times]
+        steps, drafts = medians[: len(self.trees)], medians[len(self.trees) :]
+        # What drafting took is priced by depth; the rest of a step is verification.
+        verified = [max(step - ([0.0, *drafts][tree.max_depth]), 0.1 * step) for step, tree in zip(steps, self.trees)]
+        return {
+            "nodes": [tree.num_nodes for tree in self.trees],
+            "seconds": verified,
+            "plain_seconds": steps[0],
+            "draft_seconds": drafts,
+            "batch": self.batch,
+            "context": self.context,
+            "quartiles": [_quartiles(taken) for taken in times[: len(self.trees)]],
+        }
+
+    def _step(self, verifier: TreeVerifier) -> None:
+        verifier.step(self.cache, self.roots, self.hidden, self.rows)
+        for row in self.rows:
+            self.cache.truncate(row, self.context)
+
+
+def _quartiles(taken: Sequence[float]) -> list[float]:
+    low, _, high = statistics.quantiles(taken, n=4) if len(taken) > 1 else [taken[0]] * 3
+    return [low, high]
+
+
+def _metadata(target: LoadedTarget, settings: ProfileSettings) -> dict[str, str]:
+    return {
+        "target": target.name,
+        "target_hash": fingerprint(target.model),
+        "device": _device_name(target.model.device),
+        "threads": str(torch.get_num_threads()),
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "attention": str(target.model.config._attn_implementation),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "repeats": str(settings.repeats),
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()

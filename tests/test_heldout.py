@@ -4,12 +4,11 @@ import pytest
 from treeopt import RankTrace
 from treeopt.bundled import DEMO_TRACE, calibration_path
 from treeopt.errors import TraceError
-from treeopt.heldout import _parts, _Result, compare_ways, observed_acceptance, split_errors, steps_gain
+from treeopt.heldout import _parts, _Result, compare_ways, split_errors, steps_gain
 from treeopt.optimize import Limits
 from treeopt.optimize.from_trace import Aim, tree_from_trace
 from treeopt.replays import replay
 from treeopt.show import describe_comparison
-from treeopt.tree import DraftTree
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +27,6 @@ def dependent_trace(num_documents=100, length=40, seed=1):
     first = rng.choice(2, size=num_documents * length)
     right = rng.random(len(first)) < np.where(first == 0, 0.8, 0.2)
     return RankTrace(np.stack([first, np.where(right, 0, 7)], axis=1), np.arange(num_documents + 1) * length)
-
-
-def test_acceptance_is_counted_by_document_and_depth_over_what_was_observed():
-    trace = RankTrace([[0, 1], [1, 0], [0, -1], [-1, -1], [0, 0], [0, -1], [-1, -1]], [0, 4, 7])
-    accepted, observed = observed_acceptance(DraftTree.from_paths([(0,), (0, 0), (0, 1)]), trace)
-    assert accepted.tolist() == [[2, 1], [2, 1]]
-    assert observed.tolist() == [[3, 2], [2, 1]]
 
 
 def test_on_the_demo_trace_the_joint_model_predicts_and_builds_no_worse(comparison):

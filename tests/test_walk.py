@@ -1,8 +1,8 @@
 from hypothesis import given
 
 from tests.strategies import rank_arrays, trees
-from treeopt import RankTrace
-from treeopt.walk import accepted_nodes, document_of_position
+from treeopt import DraftTree, RankTrace
+from treeopt.walk import accepted_nodes, document_of_position, observed_acceptance
 
 
 @given(trees(max_nodes=12, max_rank=4), rank_arrays())
@@ -24,3 +24,10 @@ def test_every_position_belongs_to_its_document(arrays):
     for document in range(len(documents) - 1):
         assert (found[documents[document] : documents[document + 1]] == document).all()
     assert len(found) == len(ranks)
+
+
+def test_acceptance_is_counted_by_document_and_depth_over_what_was_observed():
+    trace = RankTrace([[0, 1], [1, 0], [0, -1], [-1, -1], [0, 0], [0, -1], [-1, -1]], [0, 4, 7])
+    accepted, observed = observed_acceptance(DraftTree.from_paths([(0,), (0, 0), (0, 1)]), trace)
+    assert accepted.tolist() == [[2, 1], [2, 1]]
+    assert observed.tolist() == [[3, 2], [2, 1]]

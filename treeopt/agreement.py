@@ -10,6 +10,7 @@ import torch
 
 from treeopt.calibrate.continuations import Continuation
 from treeopt.calibrate.observe import Candidates, batches, observe
+from treeopt.calibrate.run import OBSERVED_TOKENS
 from treeopt.heads.medusa import MedusaHeads
 from treeopt.replays import replay
 from treeopt.targets.forward import Forward
@@ -19,8 +20,6 @@ from treeopt.tree import DraftTree
 from treeopt.verify.verifier import Decoded
 
 __all__ = ["Disagreement", "replay_disagreements", "trace_of"]
-
-OBSERVED_TOKENS = 4096  # padded tokens of one teacher-forced forward
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
 from treeopt.heldout import Estimate, rebuilding_gain
-from treeopt.intervals import CONFIDENCE, bootstrap_weights
+from treeopt.intervals import bootstrap_weights, percentiles
 from treeopt.optimize.limits import Limits
 from treeopt.trace import RankTrace
 from treeopt.walk import document_of_position
@@ -114,8 +114,7 @@ def _head(head: int, sides: list[tuple[Values, Values]], weights: list[Values], 
     before, after = ((hits[:, head], observed[:, head]) for hits, observed in sides)
     difference = _rates(*after, np.ones((1, len(after[1])))) - _rates(*before, np.ones((1, len(before[1]))))
     resampled = _rates(*after, weights[1]) - _rates(*before, weights[0])
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(resampled, [tail, 1 - tail], axis=0)
+    low, high = percentiles(resampled)
     top1 = [float(_rates(*side, np.ones((1, len(side[1]))))[0, 0]) for side in (before, after)]
     angles = [2 * np.arcsin(np.sqrt(rate)) for rate in top1]
     return HeadDrift(

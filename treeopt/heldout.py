@@ -10,17 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
-from treeopt.intervals import CONFIDENCE, bootstrap_weights
+from treeopt.intervals import bootstrap_weights, percentiles
 from treeopt.optimize.built import BuiltTree
 from treeopt.optimize.from_trace import MODELS, Aim, tree_from_trace
 from treeopt.optimize.limits import Limits
 from treeopt.optimize.passing import PassingModel
 from treeopt.replays import replay
 from treeopt.trace import RankTrace
-from treeopt.tree import DraftTree
 from treeopt.typical import passing_guesses
 from treeopt.visited import tree_for_steps
-from treeopt.walk import accepted_nodes, document_of_position
+from treeopt.walk import observed_acceptance
 
 __all__ = [
     "Choice",
@@ -28,7 +27,6 @@ __all__ = [
     "Estimate",
     "SplitErrors",
     "compare_ways",
-    "observed_acceptance",
     "rebuilding_gain",
     "split_errors",
     "steps_gain",
@@ -226,29 +224,6 @@ def split_errors(trace: RankTrace, limits: Limits, *, splits: int = SPLITS, seed
     return SplitErrors(tuple(replayed), tuple(averaged))
 
 
-def observed_acceptance(tree: DraftTree, trace: RankTrace) -> tuple[Values, Values]:
-    """Return how often a node of each depth is accepted in each document, and at how many positions it could be.
-
-    Parameters
-    ----------
-    tree : DraftTree
-    trace : RankTrace
-
-    Returns
-    -------
-    accepted, observed : ndarray of float64, shape (documents, heads)
-        Observed are positions at which the head of that depth has a token to be compared with.
-    """
-    nodes, document = accepted_nodes(tree, trace), document_of_position(trace)
-    accepted, observed = np.zeros((2, trace.num_documents, trace.num_heads))
-    for head in range(trace.num_heads):
-        seen = document[trace.ranks[:, head] >= 0]
-        observed[:, head] = np.bincount(seen, minlength=trace.num_documents)
-        if head < nodes.shape[1]:
-            accepted[:, head] = np.bincount(document[nodes[:, head] >= 0], minlength=trace.num_documents)
-    return accepted, observed
-
-
 class _Result:
     """The trees of one way, one a fold, and what the documents left out of each give: rows in the order of the folds."""
 
@@ -327,6 +302,5 @@ def _parts(trace: RankTrace, seed: int) -> list[tuple[RankTrace, RankTrace]]:
 
 
 def _estimate(value: Callable[[Values], Values], weights: Values) -> Estimate:
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(value(weights), [tail, 1 - tail])
+    low, high = percentiles(value(weights))
     return Estimate(float(value(np.ones((1, weights.shape[1])))[0]), float(low), float(high))

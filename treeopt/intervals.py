@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["bootstrap_weights", "ratio_interval"]
+__all__ = ["bootstrap_weights", "percentiles", "ratio_interval"]
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -15,6 +15,13 @@ def bootstrap_weights(num_documents: int, *, seed: int = 0, resamples: int = RES
     """Return how often each document is drawn in each resample, shape (resamples, num_documents)."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(num_documents, np.full(num_documents, 1 / num_documents), size=resamples)
+
+
+def percentiles(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the ends of the 95 % interval of resampled values, over their first axis."""
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(np.asarray(values), [tail, 1 - tail], axis=0)
+    return low, high
 
 
 def ratio_interval(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TreeError
-from treeopt.intervals import CONFIDENCE, bootstrap_weights
+from treeopt.intervals import bootstrap_weights, percentiles
 from treeopt.latency import LatencyCurve
 from treeopt.replays import Replay, replay_many
 from treeopt.trace import RankTrace
@@ -84,8 +84,8 @@ def compare_trees(
     held = set(first.paths)
     rows = []
     for (name, tree), found, rates in zip(trees.items(), replays, resampled):
-        low, high = _interval(rates)
-        gain_low, gain_high = _interval(rates - resampled[0])
+        low, high = map(float, percentiles(rates))
+        gain_low, gain_high = map(float, percentiles(rates - resampled[0]))
         rows.append(
             TreeRow(
                 name=name,
@@ -109,12 +109,6 @@ def _rates(found: Replay, weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return tokens a step for rows of weights of the documents."""
     steps = weights @ found.steps
     return np.where(steps > 0, (weights @ found.tokens) / np.maximum(steps, 1.0), 1.0)
-
-
-def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(values, [tail, 1 - tail])
-    return float(low), float(high)
 
 
 def _speedup(tree: DraftTree, tokens_per_step: float, curve: LatencyCurve) -> float | None:

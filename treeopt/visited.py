@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from treeopt.optimize.build import certified, chosen_otherwise
+from treeopt.optimize.build import certified
 from treeopt.optimize.built import BuiltTree
 from treeopt.optimize.from_trace import Aim, counted_model, tree_from_trace
 from treeopt.optimize.limits import Limits
+from treeopt.optimize.otherwise import chosen_otherwise
 from treeopt.replays import Replay, replay, visited_positions
 from treeopt.trace import RankTrace
 

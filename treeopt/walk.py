@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from treeopt.trace import RankTrace
 from treeopt.tree import DraftTree
 
-__all__ = ["accepted_nodes", "document_of_position"]
+__all__ = ["accepted_nodes", "document_of_position", "observed_acceptance"]
 
 
 def accepted_nodes(tree: DraftTree, trace: RankTrace) -> NDArray[np.int64]:
@@ -52,3 +52,26 @@ def accepted_nodes(tree: DraftTree, trace: RankTrace) -> NDArray[np.int64]:
 def document_of_position(trace: RankTrace) -> NDArray[np.int64]:
     """Return the document that each position belongs to, shape (positions,)."""
     return np.repeat(np.arange(trace.num_documents), np.diff(trace.documents))
+
+
+def observed_acceptance(tree: DraftTree, trace: RankTrace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return how often a node of each depth is accepted in each document, and at how many positions it could be.
+
+    Parameters
+    ----------
+    tree : DraftTree
+    trace : RankTrace
+
+    Returns
+    -------
+    accepted, observed : ndarray of float64, shape (documents, heads)
+        Observed are positions at which the head of that depth has a token to be compared with.
+    """
+    nodes, document = accepted_nodes(tree, trace), document_of_position(trace)
+    accepted, observed = np.zeros((2, trace.num_documents, trace.num_heads))
+    for head in range(trace.num_heads):
+        seen = document[trace.ranks[:, head] >= 0]
+        observed[:, head] = np.bincount(seen, minlength=trace.num_documents)
+        if head < nodes.shape[1]:
+            accepted[:, head] = np.bincount(document[nodes[:, head] >= 0], minlength=trace.num_documents)
+    return accepted, observed

@@ -14,15 +14,23 @@ from treeopt.optimize.built import SUMS, BuiltTree, Certificate, expected_accept
 from treeopt.optimize.families import Families, best_first
 from treeopt.optimize.large import likeliest_paths
 from treeopt.optimize.limits import Limits
-from treeopt.optimize.models import HeadModel, PathModel, path_probabilities
+from treeopt.optimize.models import HeadModel, PathModel
 from treeopt.optimize.noise import Sample, sampling_noise
-from treeopt.optimize.objectives import Coverage, Objective, Worst
-from treeopt.optimize.passing import PassingModel
-from treeopt.optimize.search import search, search_objective
+from treeopt.optimize.search import search
 from treeopt.paths import Path
 from treeopt.tree import DraftTree, frozen
 
-__all__ = ["as_model", "best_tree", "best_tree_under", "certified", "chosen_otherwise", "robust_tree", "typical_tree"]
+__all__ = [
+    "Acceptance",
+    "arrays",
+    "as_model",
+    "best_tree",
+    "best_tree_under",
+    "by_probability",
+    "certified",
+    "likeliest_left_out",
+    "with_costs",
+]
 
 # Above either, array operations beat the heap; their fixed cost of one to four ms grows with the rates in the table.
 VECTORISED_NODES = 1024
@@ -100,101 +108,8 @@ def best_tree_under(
         first_excluded=found.left_out,
         unconstrained=found.value,
     )
-    certificate = _with_costs(certificate, limits, lambda other: _largest_total(model, other).value)
+    certificate = with_costs(certificate, limits, lambda other: _largest_total(model, other).value)
     return _built(found, limits, certificate, provenance)
-
-
-def robust_tree(
-    limits: Limits,
-    domains: Mapping[str, Acceptance],
-    acceptance: Acceptance,
-    *,
-    provenance: Mapping[str, str] | None = None,
-) -> BuiltTree:
-    """Return the tree whose worst domain has the largest E[L].
-
-    Parameters
-    ----------
-    limits : Limits
-    domains : mapping of str to AcceptanceTable, PathModel or array_like
-        The acceptance of each domain.
-    acceptance : AcceptanceTable, PathModel or array_like
-        Of all domains together: what `path_probabilities` of the result are, not what the tree is chosen by.
-    provenance : mapping of str to str, optional
-
-    Returns
-    -------
-    BuiltTree
-        Its certificate's value is the smallest E[L], `parts` holds every domain's.
-    """
-    models = {name: as_model(given) for name, given in domains.items()}
-    built = _by_objective(
-        "robust", limits, lambda under: Worst.of(list(models.values()), under), as_model(acceptance), provenance
-    )
-    parts = {name: float(path_probabilities(model, built.tree)[1:].sum()) for name, model in models.items()}
-    return replace(built, certificate=replace(built.certificate, parts=parts))
-
-
-def typical_tree(
-    limits: Limits, passing: PassingModel, acceptance: Acceptance, *, provenance: Mapping[str, str] | None = None
-) -> BuiltTree:
-    """Return the tree that typical acceptance follows furthest on a trace.
-
-    Parameters
-    ----------
-    limits : Limits
-    passing : PassingModel
-        Which guesses pass at which position.
-    acceptance : AcceptanceTable, PathModel or array_like
-        Of the heads under greedy acceptance: what `path_probabilities` of the result are.
-    provenance : mapping of str to str, optional
-
-    Returns
-    -------
-    BuiltTree
-        Its certificate's value is E[L] under typical acceptance.
-    """
-    return _by_objective("typical", limits, lambda under: Coverage.of(passing, under), as_model(acceptance), provenance)
-
-
-def chosen_otherwise(
-    tree: DraftTree,
-    model: PathModel,
-    limits: Limits,
-    objective: str,
-    value: float,
-    bound: float | None,
-    *,
-    provenance: Mapping[str, str] | None = None,
-) -> BuiltTree:
-    """Return a tree that was not chosen by a sum over its nodes, with its path probabilities under a model.
-
-    Parameters
-    ----------
-    tree : DraftTree
-    model : PathModel
-    limits : Limits
-        That it obeys.
-    objective : str
-        What it was chosen by.
-    value : float
-        Of the objective.
-    bound : float or None
-        A value that no tree under the limits exceeds; None if the tree is proven optimal.
-    provenance : mapping of str to str, optional
-    """
-    probabilities = path_probabilities(model, tree)
-    likeliest = _likeliest_left_out(model, limits, set(tree.paths))
-    certificate = Certificate(
-        objective=objective,
-        value=value,
-        bound=value if bound is None else bound,
-        optimal=bound is None,
-        nested=False,
-        first_excluded=likeliest[1] if likeliest else 0.0,
-        unconstrained=value,
-    )
-    return BuiltTree(tree, probabilities, _by_probability(probabilities), limits, certificate, dict(provenance or {}))
 
 
 def certified(built: BuiltTree, model: PathModel, samples: Sequence[Sample], *, seed: int = 0) -> BuiltTree:
@@ -210,7 +125,7 @@ def certified(built: BuiltTree, model: PathModel, samples: Sequence[Sample], *, 
     seed : int
         Of the bootstrap over documents.
     """
-    left_out = _likeliest_left_out(model, built.constraints, set(built.tree.paths))
+    left_out = likeliest_left_out(model, built.constraints, set(built.tree.paths))
     noise = sampling_noise(samples, built.tree, left_out[0] if left_out else None, seed=seed)
     if noise is not None and built.certificate.objective not in SUMS:
         noise = replace(noise, nodes_within_noise=None)
@@ -249,14 +164,14 @@ def _largest_total(model: PathModel, limits: Limits) -> _Found:
             found.parents, found.ranks, found.probabilities, found.added, value, value, True, True, found.following
         )
     solution = search(model, limits)
-    parents, ranks = _arrays(solution.paths)
+    parents, ranks = arrays(solution.paths)
     probabilities = np.array([1.0, *solution.probabilities])
-    added = _by_probability(probabilities)
+    added = by_probability(probabilities)
     value = expected_accepted(probabilities, added)
     bound = value if solution.optimal else solution.bound
     left_out = solution.left_out
     if left_out is None:
-        likeliest = _likeliest_left_out(model, limits, {(), *solution.paths})
+        likeliest = likeliest_left_out(model, limits, {(), *solution.paths})
         left_out = likeliest[1] if likeliest else 0.0
     return _Found(parents, ranks, probabilities, added, value, bound, solution.optimal, solution.nested, left_out)
 
@@ -276,22 +191,6 @@ def _allowed_rates(model: HeadModel, limits: Limits) -> NDArray[np.float64]:
     return rates
 
 
-def _by_objective(
-    name: str,
-    limits: Limits,
-    objective: Callable[[Limits], Objective],
-    model: PathModel,
-    provenance: Mapping[str, str] | None,
-) -> BuiltTree:
-    solution = search_objective(objective(limits), limits)
-    tree = DraftTree(*map(frozen, _arrays(solution.paths)))
-    built = chosen_otherwise(
-        tree, model, limits, name, solution.value, None if solution.optimal else solution.bound, provenance=provenance
-    )
-    certificate = _with_costs(built.certificate, limits, lambda other: search_objective(objective(other), other).value)
-    return replace(built, certificate=certificate)
-
-
 def _built(found: _Found, limits: Limits, certificate: Certificate, provenance: Mapping[str, str] | None) -> BuiltTree:
     return BuiltTree(
         tree=DraftTree(frozen(found.parents), frozen(found.ranks)),
@@ -303,7 +202,7 @@ def _built(found: _Found, limits: Limits, certificate: Certificate, provenance: 
     )
 
 
-def _with_costs(certificate: Certificate, limits: Limits, value: Callable[[Limits], float]) -> Certificate:
+def with_costs(certificate: Certificate, limits: Limits, value: Callable[[Limits], float]) -> Certificate:
     """Solve again without each limit, and without any, to say what they cost."""
     if not limits.active:
         return certificate
@@ -314,14 +213,14 @@ def _with_costs(certificate: Certificate, limits: Limits, value: Callable[[Limit
     return replace(certificate, unconstrained=max(free, certificate.value), constraint_costs=costs)
 
 
-def _likeliest_left_out(model: PathModel, limits: Limits, held: set[Path]) -> tuple[Path, float] | None:
+def likeliest_left_out(model: PathModel, limits: Limits, held: set[Path]) -> tuple[Path, float] | None:
     """Return the likeliest path outside a tree that depth and rank limits allow, and its probability."""
     alone = Limits(len(held) + 1, limits.max_depth, limits.max_rank, limits.rank_caps)
     taken = best_first(Families(model, alone), len(held)).taken
     return next(((path, probability) for path, probability in taken.items() if path not in held), None)
 
 
-def _arrays(paths: Sequence[Path]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def arrays(paths: Sequence[Path]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return parents and ranks of paths sorted by (depth, path), with the root before them."""
     place = {path: node for node, path in enumerate(paths, 1)}
     place[()] = 0
@@ -329,6 +228,6 @@ def _arrays(paths: Sequence[Path]) -> tuple[NDArray[np.int64], NDArray[np.int64]
     return np.array([-1, *parents]), np.array([-1, *[path[-1] for path in paths]])
 
 
-def _by_probability(probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
+def by_probability(probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return nodes by falling probability, the root first; equal ones by (depth, path), which is their order already."""
     return np.concatenate([[0], 1 + np.argsort(-probabilities[1:], kind="stable")])

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from treeopt.errors import AcceptanceError, TraceError, TreeoptError
-from treeopt.optimize.build import best_tree_under, certified, robust_tree, typical_tree
+from treeopt.optimize.build import best_tree_under, certified
 from treeopt.optimize.built import BuiltTree
 from treeopt.optimize.limits import Limits
 from treeopt.optimize.mixture import MixtureModel
 from treeopt.optimize.models import HeadModel, JointModel, PathModel, path_probabilities
 from treeopt.optimize.noise import Sample
+from treeopt.optimize.otherwise import robust_tree, typical_tree
 from treeopt.optimize.passing import PassingModel
 from treeopt.trace import RankTrace
 from treeopt.typical import DELTA, EPSILON, passing_guesses

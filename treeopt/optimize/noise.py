@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.intervals import CONFIDENCE, bootstrap_weights
+from treeopt.intervals import bootstrap_weights, percentiles
 from treeopt.paths import Path
 from treeopt.trace import RankTrace
 from treeopt.tree import DraftTree
@@ -86,11 +86,10 @@ def sampling_noise(samples: Sequence[Sample], tree: DraftTree, left_out: Path | 
     extra = np.array([path == left_out for path in wider.paths])
     drafted = ~extra
     drafted[0] = False
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(probabilities[:, drafted].sum(axis=1), [tail, 1 - tail])
+    low, high = percentiles(probabilities[:, drafted].sum(axis=1))
     within = 0
     if left_out is not None:
-        lowest = np.quantile(probabilities[:, drafted] - probabilities[:, extra], tail, axis=0)
+        lowest, _ = percentiles(probabilities[:, drafted] - probabilities[:, extra])
         within = int((lowest <= 0).sum())
     return Noise(float(low), float(high), within)
 

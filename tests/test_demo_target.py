@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from treeopt import RankTrace, read_tree
+from treeopt.agreement import replay_disagreements, trace_of
 from treeopt.bundled import DEMO_HEADS, DEMO_PROMPTS, DEMO_TRACE, calibration_path
+from treeopt.calibrate.continuations import Continuation
 from treeopt.calibrate.run import CalibrationSettings, calibrate
 from treeopt.heads import MedusaHeads
 from treeopt.prompts import evenly, read_prompts
@@ -40,18 +42,24 @@ def test_digits_are_single_tokens_and_text_comes_back(demo_target):
 
 
 @pytest.mark.parametrize("nodes", [16, 64])
-def test_the_bundled_trees_give_the_targets_own_output(demo_target, heads, nodes):
+def test_the_bundled_trees_give_the_targets_own_output_in_the_replayed_steps(demo_target, heads, nodes):
     built = read_tree(TREES / f"demo-{nodes}.json")
-    prompts = evenly(read_prompts(calibration_path(DEMO_PROMPTS), split="evaluation"), 8)
+    prompts = evenly(read_prompts(calibration_path(DEMO_PROMPTS), split="evaluation"), 4)
     verifier = TreeVerifier(demo_target.model, heads, built.tree)
     found = list(compare(demo_target, verifier, prompts, max_new_tokens=64))
-    assert [comparison.difference for comparison in found] == [None] * 8
+    assert [comparison.difference for comparison in found] == [None] * 4
     tokens = sum(len(comparison.decoded.tokens) - 1 for comparison in found)
     assert tokens / sum(comparison.decoded.num_steps for comparison in found) > 1.3
+    decoded = [comparison.decoded for comparison in found]
+    documents = [
+        Continuation(prompt.id, None, tuple(demo_target.prompt_ids(prompt.messages)), tuple(row.tokens))
+        for prompt, row in zip(prompts, decoded)
+    ]
+    assert replay_disagreements(built.tree, trace_of(demo_target, heads, documents), documents, decoded) == []
 
 
 def test_the_bundled_heads_clearly_beat_untrained_ones(demo_target, heads, tmp_path):
-    prompts = evenly(read_prompts(calibration_path(DEMO_PROMPTS), split="evaluation"), 12)
+    prompts = evenly(read_prompts(calibration_path(DEMO_PROMPTS), split="evaluation"), 8)
     settings = CalibrationSettings(max_new_tokens=64)
     trained = calibrate(demo_target, heads, prompts, tmp_path / "trained.safetensors", settings).table()
     untrained_heads = MedusaHeads.for_target(demo_target.model, heads.num_heads)

@@ -41,7 +41,7 @@ def test_the_exported_names_exist_and_are_sorted():
     names = [name for name in treeopt.__all__ if name != "__version__"]
     assert names == [
         "AcceptanceTable", "BuiltTree", "DraftTree", "RankTrace", "TreeBuffers", "TreeoptError", "best_tree", "chain",
-        "dense_tree", "read_tree", "replay", "write_tree",
+        "decode", "dense_tree", "read_tree", "replay", "write_tree",
     ]  # fmt: skip
     assert all(hasattr(treeopt, name) for name in treeopt.__all__)
     assert all(getattr(treeopt, name).__doc__ for name in names)

@@ -14,6 +14,7 @@ from treeopt.heads import MedusaHeads
 from treeopt.targets.cache import RowCache
 from treeopt.verify import TreeVerifier, verifier
 from treeopt.verify.acceptance import TreeIndex, accept_greedily
+from treeopt.verify.step import State
 
 DATA = Path(__file__).parent / "data"
 CPU = torch.device("cpu")
@@ -109,19 +110,6 @@ def test_a_target_with_implicit_positions_is_refused_by_name():
         TreeVerifier(target, MedusaHeads.for_target(target), chain(1))
 
 
-def test_a_window_shorter_than_the_text_is_refused():
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        vocab_size=13, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, sliding_window=8,
-    )  # fmt: skip
-    target = MistralForCausalLM(config).eval()
-    tree_verifier = TreeVerifier(target, MedusaHeads.for_target(target), chain(1))
-    with pytest.raises(TargetError, match=r"sliding window of 8"):
-        tree_verifier.decode([[1, 2, 3]], 12)
-
-
 @pytest.mark.parametrize(
     ("prompt", "new", "message"),
     [([], 4, r"no tokens"), ([1], 0, r"`max_new_tokens` is 0"), ([1] * 256, 4, r"fills the context of 256")],
@@ -169,20 +157,26 @@ def test_acceptance_equals_a_walk_from_the_root(tree, random):
     assert accepted.bonus.tolist() == [bonus]
 
 
+def one_step(tree_verifier, cache, prompt, root):
+    """Run a prompt and one step behind it, with a root of the test's choice."""
+    with torch.inference_mode():
+        hidden = tree_verifier.prefill(cache, 0, prompt)
+        state = State(torch.tensor([len(prompt)]), torch.tensor([root]), hidden[None])
+        return tree_verifier.step(cache, state, len(prompt) + tree_verifier.tree.num_nodes, len(prompt))
+
+
 def test_the_next_step_reads_the_accepted_nodes_row(tiny_target, tiny_heads):
     prompt = [3, 1, 4]
     tokens = plain(tiny_target, prompt, 4)[0, 3:].tolist()
     wrong = next(token for token in range(13) if token not in tokens)
     guesses = Guesses([wrong, tokens[1]], [wrong])
-    tree_verifier = TreeVerifier(tiny_target, guesses, SMALL)
-    cache = RowCache(tiny_target, 1, 32)
+    outcome = one_step(TreeVerifier(tiny_target, guesses, SMALL), RowCache(tiny_target, 1, 32), prompt, tokens[0])
+    assert outcome.accepted.nodes.tolist() == [2]  # node (1)
     with torch.inference_mode():
-        _, hidden = tree_verifier.prefill(cache, 0, prompt)
-        accepted, _, after = tree_verifier.step(cache, [tokens[0]], hidden[None], [0])
-        assert accepted.nodes.tolist() == [2]  # node (1)
         whole = tiny_target.model(torch.tensor([[*prompt, *tokens[:2]]])).last_hidden_state[0, -1]
-    assert (after[0] - whole).abs().max() < 1e-5
-    assert cache.lengths == [3 + 2]  # prompt, root, (1)
+    assert (outcome.state.hidden[0] - whole).abs().max() < 1e-5
+    assert outcome.state.lengths.tolist() == [3 + 2]  # prompt, root, (1)
+    assert outcome.state.roots.tolist() == [tokens[2]]
 
 
 def test_the_cache_keeps_prefix_root_and_the_accepted_node(tiny_target):
@@ -191,14 +185,18 @@ def test_the_cache_keeps_prefix_root_and_the_accepted_node(tiny_target):
     wrong = next(token for token in range(13) if token not in tokens)
     tree_verifier = TreeVerifier(tiny_target, Guesses([tokens[1], wrong], [tokens[2]]), SMALL)
     cache, clean = RowCache(tiny_target, 1, 32), RowCache(tiny_target, 1, 32)
+    outcome = one_step(tree_verifier, cache, prompt, tokens[0])
+    before = [(keys[:, :, :3].clone(), values[:, :, :3].clone()) for keys, values in cache.buffers]
     with torch.inference_mode():
-        _, hidden = tree_verifier.prefill(cache, 0, prompt)
-        accepted, _, _ = tree_verifier.step(cache, [tokens[0]], hidden[None], [0])
         tree_verifier.prefill(clean, 0, [*prompt, *tokens[:3]])
-    assert accepted.lengths.tolist() == [2]
+    assert outcome.accepted.lengths.tolist() == [2]
     for (keys, values), (clean_keys, clean_values) in zip(cache.buffers, clean.buffers):
         assert (keys[:, :, :6] - clean_keys[:, :, :6]).abs().max() < 1e-5
         assert (values[:, :, :6] - clean_values[:, :, :6]).abs().max() < 1e-5
+    one_step(tree_verifier, cache, prompt, tokens[0])
+    for (keys, values), (old_keys, old_values) in zip(cache.buffers, before):
+        assert torch.equal(keys[:, :, :3], old_keys)
+        assert torch.equal(values[:, :, :3], old_values)
 
 
 # Positions and mask
@@ -212,15 +210,14 @@ def test_tree_logits_equal_one_sequential_forward_per_path(tiny_target, tiny_hea
     forward = tree_verifier._forward
     hidden_of = forward.hidden
 
-    def spy(ids, positions, visible, view):
-        seen["ids"], seen["positions"] = ids, positions
-        seen["hidden"] = hidden_of(ids, positions, visible, view)
+    def spy(ids, at, view):
+        seen["ids"], seen["positions"] = ids, at.positions(256)
+        seen["hidden"] = hidden_of(ids, at, view)
         return seen["hidden"]
 
+    forward.hidden = spy
+    one_step(tree_verifier, cache, prompt, 7)
     with torch.inference_mode():
-        root, hidden = tree_verifier.prefill(cache, 0, prompt)
-        forward.hidden = spy
-        tree_verifier.step(cache, [root], hidden[None], [0])
         logits = forward.logits(seen["hidden"])[0]
         assert seen["positions"][0].tolist() == [3 + len(path) for path in tree.paths]
         for node, path in enumerate(tree.paths):

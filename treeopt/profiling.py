@@ -24,6 +24,7 @@ from treeopt.targets.cache import RowCache
 from treeopt.targets.limits import context_length
 from treeopt.targets.loading import LoadedTarget, fingerprint
 from treeopt.tree import DraftTree
+from treeopt.verify.step import State
 from treeopt.verify.verifier import TreeVerifier
 
 __all__ = ["ProfileSettings", "profile"]
@@ -111,11 +112,11 @@ class _Timer:
         device = target.model.device
         vocabulary = target.model.get_output_embeddings().weight.shape[0]
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(vocabulary, (batch, context + 1), generator=generator).tolist()
+        tokens = torch.randint(vocabulary, (batch, context + 1), generator=generator)
         self.cache = RowCache(target.model, batch, context + trees[-1].num_nodes + 1)
-        states = [self.verifiers[0].prefill(self.cache, row, tokens[row][:-1])[1] for row in range(batch)]
-        self.hidden, self.roots = torch.stack(states), [row[-1] for row in tokens]
-        self.rows = list(range(batch))
+        states = [self.verifiers[0].prefill(self.cache, row, tokens[row, :-1].tolist()) for row in range(batch)]
+        lengths = torch.full((batch,), context, device=states[0].device)
+        self.state = State(lengths, tokens[:, -1].to(lengths.device), torch.stack(states))
         self.synchronize: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
     def measure(self, repeats: int) -> dict[str, Any]:
@@ -123,8 +124,7 @@ class _Timer:
         calls: list[Callable[[], object]] = [lambda v=v: self._step(v) for v in self.verifiers]  # type: ignore[misc]
         deepest = self.verifiers[-1]
         depths = range(1, self.trees[-1].max_depth + 1)
-        roots = torch.tensor(self.roots, device=self.hidden.device)
-        calls += [lambda d=d: deepest.draft(roots, self.hidden, depth=d) for d in depths]  # type: ignore[misc]
+        calls += [lambda d=d: deepest.guesses(self.state.hidden, d) for d in depths]  # type: ignore[misc]
         times: list[list[float]] = [[] for _ in calls]
         for turn in range(repeats + 1):
             for call, taken in zip(calls, times):
@@ -149,9 +149,8 @@ class _Timer:
         }
 
     def _step(self, verifier: TreeVerifier) -> None:
-        verifier.step(self.cache, self.roots, self.hidden, self.rows)
-        for row in self.rows:
-            self.cache.truncate(row, self.context)
+        # What a decode does once a step: the pass, and the one transfer of what was accepted.
+        verifier.step(self.cache, self.state, self.context + verifier.tree.num_nodes, self.context).table.tolist()
 
 
 def _quartiles(taken: Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from treeopt.errors import AcceptanceError, TraceError
 from treeopt.trace import RankTrace
 
-__all__ = ["DELTA", "EPSILON", "entropy", "passing_guesses", "typical_threshold"]
+__all__ = ["DELTA", "EPSILON", "check_thresholds", "entropy", "passing_guesses", "typical_threshold"]
 
 EPSILON, DELTA = 0.09, 0.3  # the values that Medusa was published with
 
@@ -46,10 +46,21 @@ def typical_threshold(entropies: ArrayLike, epsilon: float = EPSILON, delta: flo
     >>> typical_threshold(entropy([0.7, 0.2, 0.05, 0.05]), 0.3, 0.09).round(4).item()
     0.0377
     """
+    check_thresholds(epsilon, delta)
+    return np.minimum(epsilon, delta * np.exp(-np.asarray(entropies, dtype=np.float64)))
+
+
+def check_thresholds(epsilon: float, delta: float) -> None:
+    """Refuse thresholds outside (0, 1).
+
+    Raises
+    ------
+    AcceptanceError
+        Naming the value.
+    """
     for name, value in (("epsilon", epsilon), ("delta", delta)):
         if not 0 < value < 1:
             raise AcceptanceError(f"`{name}` is {value}; give a number between 0 and 1")
-    return np.minimum(epsilon, delta * np.exp(-np.asarray(entropies, dtype=np.float64)))
 
 
 def passing_guesses(trace: RankTrace, epsilon: float = EPSILON, delta: float = DELTA) -> NDArray[np.bool_]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treeopt.attention.passes import Pass
 from treeopt.calibrate.continuations import Continuation
 from treeopt.heads.medusa import MedusaHeads
 from treeopt.heads.ranking import ranks_of, top_ranked
 from treeopt.targets.forward import Forward
-from treeopt.targets.limits import check_window
 
 __all__ = ["Candidates", "Observation", "batches", "document_states", "observe"]
 
@@ -86,12 +86,9 @@ def document_states(forward: Forward, batch: Sequence[Continuation]) -> list[Ten
     device = forward.device
     whole = [[*document.prompt, *document.tokens[:-1]] for document in batch]
     width = max(map(len, whole))
-    check_window(forward.target, width)
     ids = torch.tensor([row + row[-1:] * (width - len(row)) for row in whole], device=device)
-    positions = torch.arange(width, device=device)
     # Padding stands on the right, where no token of the document sees it.
-    visible = (positions[None, :] <= positions[:, None]).expand(len(batch), width, width)
-    hidden = forward.hidden(ids, positions.expand_as(ids), visible, None)
+    hidden = forward.hidden(ids, Pass.text(len(batch), width, device), None)
     return [
         hidden[i, len(document.prompt) - 1 : len(document.prompt) - 1 + len(document.tokens)]
         for i, document in enumerate(batch)

@@ -173,8 +173,8 @@ class MedusaHeads(nn.Module):
             return []
         used = [block(hidden) for block in self.blocks[: len(ranks)]]
         if self.lm_heads is None:
-            logits = self.project(torch.stack(used), 0)
-            return [top_ranked(logits[head], count) for head, count in enumerate(ranks)]
+            best = top_ranked(self.project(torch.stack(used), 0), max(ranks))
+            return [best[head, :, :count] for head, count in enumerate(ranks)]
         return [top_ranked(self.project(state, head), ranks[head]) for head, state in enumerate(used)]
 
 

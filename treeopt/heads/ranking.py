@@ -10,6 +10,9 @@ from torch import Tensor
 
 __all__ = ["ranks_of", "top_ranked"]
 
+READS_FLAGS = ("cpu",)  # devices on which reading a value does not wait for work that is under way
+SPARE = 16  # places beyond the last rank that are looked at for ties
+
 
 def ranks_of(logits: Tensor, tokens: Tensor) -> Tensor:
     """Return the rank of each row's token: how many tokens come before it.
@@ -44,6 +47,15 @@ def top_ranked(logits: Tensor, num_ranks: int) -> Tensor:
     -------
     Tensor of int64, shape (..., num_ranks)
     """
+    if logits.device.type in READS_FLAGS and num_ranks:
+        # A bare topk is four times as fast. With places to spare every tie at the last rank is in sight, as a rule.
+        best = logits.topk(min(num_ranks + SPARE, logits.shape[-1]), dim=-1)
+        if best.indices.shape[-1] == logits.shape[-1] or bool(
+            (best.values[..., num_ranks - 1] > best.values[..., -1]).all()
+        ):
+            ids, order = best.indices.sort(dim=-1)
+            values = best.values.gather(-1, order)
+            return ids.gather(-1, values.sort(dim=-1, descending=True, stable=True).indices[..., :num_ranks])
     # topk leaves the order of equal values open, so the token id is made part of the value: an integer that orders as
     # the float does in the upper half, the id, falling, in the lower.
     bits = (logits.float() + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0 in bits as well
@@ -51,5 +63,5 @@ def top_ranked(logits: Tensor, num_ranks: int) -> Tensor:
     vocabulary = logits.shape[-1]
     falling = torch.arange(vocabulary - 1, -1, -1, device=logits.device)
     keys = (ordered << 32) + falling
-    best = keys.topk(num_ranks, dim=-1).values
-    return vocabulary - 1 - (best & 0xFFFFFFFF)
+    tokens = keys.topk(num_ranks, dim=-1).values
+    return vocabulary - 1 - (tokens & 0xFFFFFFFF)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from treeopt.attention.passes import Pass
 from treeopt.targets.cache import RowCache
 from treeopt.targets.forward import Forward
-from treeopt.targets.limits import check_window, room_for
+from treeopt.targets.limits import room_for
 
 __all__ = ["greedy_continuations"]
 
@@ -65,8 +66,8 @@ def greedy_continuations(
     limits = [room_for(target, len(prompt), max_new_tokens) for prompt in prompts]
     rows: list[_Row | None] = [None] * min(batch_size, len(waiting))
     capacity = max(len(prompt) + limit for prompt, limit in zip(prompts, limits))
-    check_window(target, capacity)
     forward, cache = Forward(target), RowCache(target, len(rows), capacity)
+    forward.reserve(capacity)
     while waiting or any(rows):
         free = [i for i, row in enumerate(rows) if row is None]
         # Refill in groups: one padded prefill of several rows costs little more than one of a single row.
@@ -93,11 +94,9 @@ def _prefill(forward: Forward, cache: RowCache, rows: list[_Row | None], fresh: 
     width = max(map(len, prompts))
     device = forward.device
     ids = torch.tensor([prompt + prompt[-1:] * (width - len(prompt)) for prompt in prompts], device=device)
-    positions = torch.arange(width, device=device)
     # Right padding: a pad's slot lies beyond the row's length and is overwritten by the row's own tokens.
-    visible = (positions[None, :] <= positions[:, None]).expand(len(fresh), width, width)
-    index = torch.tensor(fresh, device=device)
-    hidden = forward.hidden(ids, positions.expand_as(ids), visible, cache.at(0, width, rows=index))
+    at = Pass.text(len(fresh), width, device)
+    hidden = forward.hidden(ids, at, cache.at(at, torch.tensor(fresh, device=device)))
     for i, prompt in zip(fresh, prompts):
         cache.lengths[i] = len(prompt)
     last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
@@ -107,10 +106,10 @@ def _prefill(forward: Forward, cache: RowCache, rows: list[_Row | None], fresh: 
 def _step(forward: Forward, cache: RowCache, rows: list[_Row | None], active: list[int]) -> Tensor:
     device = forward.device
     ids = torch.tensor([[row.tokens[-1]] for i in active if (row := rows[i]) is not None], device=device)
-    slots = torch.tensor([[cache.lengths[i]] for i in active], device=device)
-    visible = (torch.arange(int(slots.max()) + 1, device=device) <= slots)[:, None]
+    lengths = [cache.lengths[i] for i in active]
+    at = Pass.next_token(torch.tensor(lengths, device=device), max(lengths) + 1)
     index = None if len(active) == len(rows) else torch.tensor(active, device=device)
-    hidden = forward.hidden(ids, slots, visible, cache.at(slots, 1, rows=index))
+    hidden = forward.hidden(ids, at, cache.at(at, index))
     for i in active:
         cache.lengths[i] += 1
     return forward.logits(hidden[:, -1]).argmax(-1)

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from treeopt.errors import TargetError
 
-__all__ = ["check_architecture", "check_window", "context_length", "room_for"]
+__all__ = ["check_architecture", "context_length", "head_dim", "room_for", "window_of"]
 
 IMPLICIT_POSITIONS = ("bloom", "mpt")  # ALiBi: a position is a place in the cache
 
@@ -55,23 +55,23 @@ def check_architecture(target: PreTrainedModel) -> None:
         )
     if not getattr(config, "num_attention_heads", None):
         raise TargetError(f"`{config.model_type}` has no attention heads to mask; use a transformer with a KV cache")
+    if chunk := getattr(config, "attention_chunk_size", None):
+        raise TargetError(
+            f"`{config.model_type}` attends in chunks of {chunk} positions, which a tree over a cache does not follow; "
+            "use a target with full or sliding attention"
+        )
     scale = getattr(config, "logit_scale", None)
     if isinstance(scale, (int, float)) and scale < 0:
         raise TargetError(f"`{config.model_type}` has logit_scale {scale}; a negative scale turns every ranking around")
 
 
-def check_window(target: PreTrainedModel, num_slots: int) -> None:
-    """Refuse texts longer than a sliding window: every token here sees its whole prefix.
-
-    Raises
-    ------
-    TargetError
-        Naming the window.
-    """
+def window_of(target: PreTrainedModel) -> int | None:
+    """Return how many positions a token of the shortest-sighted layer looks back, or None where it sees all."""
     config: Any = target.config.get_text_config()
     window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True) and num_slots > window:
-        raise TargetError(
-            f"prompt, new tokens and tree take {num_slots} slots, more than the sliding window of {window}; use fewer new "
-            "tokens or shorter prompts"
-        )
+    return int(window) if window and getattr(config, "use_sliding_window", True) else None
+
+
+def head_dim(config: Any) -> int:
+    """Return the size of an attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

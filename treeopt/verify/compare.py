@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from treeopt.attention.passes import Pass
 from treeopt.intervals import ratio_interval
 from treeopt.prompts import Prompt
 from treeopt.targets.forward import Forward
@@ -156,9 +157,8 @@ def _difference(target: LoadedTarget, ids: Sequence[int], plain: list[int], tree
     shared = next((i for i, (a, b) in enumerate(zip(plain, tree)) if a != b), min(len(plain), len(tree)))
     forward = Forward(target.model)
     whole = torch.tensor([[*ids, *plain[:shared]]], device=forward.device)
-    positions = torch.arange(whole.shape[1], device=forward.device)
-    visible = (positions[None, :] <= positions[:, None])[None]
-    logits = forward.logits(forward.hidden(whole, positions[None], visible, None)[0, -1]).float()
+    text = Pass.text(1, whole.shape[1], forward.device)
+    logits = forward.logits(forward.hidden(whole, text, None)[0, -1]).float()
     best = logits.topk(2).values
     gap = float(best[0] - best[1])
     # A sum of the model's width rounds by a few units in the last place of the largest logit.

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from treeopt.attention.backends import AUTO
+from treeopt.attention.passes import Pass
 from treeopt.errors import TargetError
 from treeopt.heads.medusa import MedusaHeads
 from treeopt.targets.cache import RowCache
 from treeopt.targets.forward import Forward
-from treeopt.targets.limits import check_architecture, check_window, context_length, room_for
+from treeopt.targets.limits import check_architecture, room_for
 from treeopt.targets.loading import eos_ids
-from treeopt.tree import DraftTree
-from treeopt.verify.acceptance import AcceptedPaths, TreeIndex, accept_greedily
+from treeopt.tree import DraftTree, chain
+from treeopt.verify.acceptance import Acceptance, Greedy, NodeScores, Processors, TreeIndex
+from treeopt.verify.fixed import FixedStep
+from treeopt.verify.selfcheck import check_target
+from treeopt.verify.step import Drafter, State, Step
 
-__all__ = ["Decoded", "TreeVerifier"]
+__all__ = ["Decoded", "Stop", "TreeVerifier"]
+
+CAPACITY_UNIT = 1024  # slots; a captured step serves every text that fits the same number of units
+
+Stop = Callable[[int, list[int]], bool]
+"""Takes a row and its new tokens so far; says whether the row ends with the last of them."""
 
 
 @dataclass(slots=True)
@@ -50,7 +59,7 @@ class Decoded:
 
 
 class TreeVerifier:
-    """Greedy decoding with a draft tree: the target's own greedy output in fewer passes.
+    """Decoding with a draft tree: under greedy acceptance the target's own greedy output, in fewer passes.
 
     Parameters
     ----------
@@ -58,16 +67,32 @@ class TreeVerifier:
         Any causal language model of transformers with a position for every token.
     heads : MedusaHeads
     tree : DraftTree
+    acceptance : Acceptance
+        `Greedy()`, `Typical(...)` or `Sample(...)`.
+    attention : {'auto', 'triton', 'flex', 'sdpa', 'eager', 'native'}
+        The backend to be tried first; see `attention` for the one in use and `refused` for those that cannot serve.
+    cuda_graph : bool
+        Whether to capture a step as a CUDA graph on a GPU, where the rule draws no random numbers.
 
     Raises
     ------
     TreeError
         If the tree is deeper than there are heads, naming the nodes out of reach.
     TargetError
-        If the tree ranks beyond the vocabulary, or the architecture cannot take a tree.
+        If the tree ranks beyond the vocabulary, the architecture cannot take a tree, or a tree pass gives other logits
+        than sequential forwards.
     """
 
-    def __init__(self, target: PreTrainedModel, heads: MedusaHeads, tree: DraftTree) -> None:
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        heads: MedusaHeads,
+        tree: DraftTree,
+        *,
+        acceptance: Acceptance | None = None,
+        attention: str = AUTO,
+        cuda_graph: bool = True,
+    ) -> None:
         tree.require_heads(heads.num_heads)
         check_architecture(target)
         vocabulary = target.get_output_embeddings().weight.shape[0]
@@ -76,15 +101,26 @@ class TreeVerifier:
                 f"the tree uses rank {tree.max_rank} but the vocabulary has {vocabulary} tokens; prune it"
             )
         self.target, self.heads, self.tree = target, heads, tree
+        self.acceptance = Greedy() if acceptance is None else acceptance
         self.eos_ids = eos_ids(target)
-        self._forward = Forward(target)
-        self._index = TreeIndex.of(tree, target.device)
-        levels = [tree.ranks[tree.depths == depth] for depth in range(1, tree.max_depth + 1)]
-        self._ranks = [int(ranks.max()) + 1 for ranks in levels]
-        # Drafts of all depths stand side by side in one row; each node reads its place in it.
-        offsets = np.concatenate([[0], np.cumsum(self._ranks)])
-        places = [offsets[d - 1] + r for d, r in zip(tree.depths[1:].tolist(), tree.ranks[1:].tolist())]
-        self._places = torch.tensor(places, dtype=torch.int64, device=target.device)
+        self._forward = Forward(target, attention)
+        check_target(self._forward)
+        self._index = TreeIndex.of(tree, self._forward.device)
+        self._root = TreeIndex.of(chain(0), self._forward.device)
+        self._draft = Drafter(heads, tree, self._forward.device)
+        self.step = Step(self._forward, self._draft, self._index, self.acceptance)
+        self._captures = cuda_graph and self._forward.device.type == "cuda" and not self.acceptance.random
+        self._fixed: FixedStep | None = None
+
+    @property
+    def attention(self) -> str:
+        """The attention backend in use."""
+        return self._forward.attention
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why the backends before it are not in use."""
+        return self._forward.refused
 
     @torch.inference_mode()
     def generate(self, input_ids: Tensor, max_new_tokens: int = 64, attention_mask: Tensor | None = None) -> Tensor:
@@ -102,15 +138,19 @@ class TreeVerifier:
         Tensor of int64, shape (batch, prompt + new)
             Rows that ended early are filled with the padding token, as transformers' `generate` does.
         """
-        kept = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        prompts = [row[mask].tolist() for row, mask in zip(input_ids, kept)]
-        decoded = self.decode(prompts, max_new_tokens)
-        width = max(len(row.tokens) for row in decoded)
-        padded = [row.tokens + [self._pad_id()] * (width - len(row.tokens)) for row in decoded]
-        return torch.cat([input_ids, torch.tensor(padded, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
+        decoded = self.decode(unpadded(input_ids, attention_mask), max_new_tokens)
+        return padded(input_ids, [row.tokens for row in decoded], self.pad_id())
 
     @torch.inference_mode()
-    def decode(self, prompts: Sequence[Sequence[int]], max_new_tokens: int = 64) -> list[Decoded]:
+    def decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int = 64,
+        *,
+        processors: Processors | None = None,
+        stop: Stop | None = None,
+        heard: Callable[[int, list[int]], None] | None = None,
+    ) -> list[Decoded]:
         """Decode prompts together and report what every step accepted.
 
         Parameters
@@ -119,6 +159,12 @@ class TreeVerifier:
             Token ids, at least one each.
         max_new_tokens : int
             At least 1; fewer are made where the context ends.
+        processors : callable, optional
+            Logits processors of transformers; each is given the text that leads to a node, the node included.
+        stop : callable, optional
+            Asked at every new token, see `Stop`, beside the target's end-of-sequence tokens.
+        heard : callable, optional
+            Called with a row and its new tokens as soon as they are decided.
 
         Returns
         -------
@@ -134,82 +180,110 @@ class TreeVerifier:
             return []
         limits = [room_for(self.target, len(prompt), max_new_tokens) for prompt in prompts]
         capacity = max(map(len, prompts)) + max(limits) + self.tree.num_nodes
-        check_window(self.target, capacity)
-        cache = RowCache(self.target, len(prompts), capacity)
-        rows = [Decoded() for _ in prompts]
-        states = []
-        for row, prompt in enumerate(prompts):
-            token, state = self.prefill(cache, row, prompt)
-            rows[row].tokens.append(token)
-            states.append(state)
-        hidden = torch.stack(states)
-        while active := [i for i, row in enumerate(rows) if not _ended(row.tokens, limits[i], self.eos_ids)]:
-            accepted, tokens, after = self.step(cache, [rows[i].tokens[-1] for i in active], hidden[active], active)
-            hidden[active] = after
-            for i, path in zip(active, self._new_tokens(accepted, tokens)):
-                emitted = _cut(path, limits[i] - len(rows[i].tokens), self.eos_ids)
-                # What was accepted behind the end of the sequence leaves the cache again.
-                cache.truncate(i, cache.lengths[i] - (len(path) - 1) + len(emitted))
-                rows[i].accepted.append(len(emitted) - 1)
-                rows[i].tokens.extend(emitted)
-        return rows
-
-    def prefill(self, cache: RowCache, row: int, prompt: Sequence[int]) -> tuple[int, Tensor]:
-        """Run a prompt into a row of the cache; return the first token and the state that it was decided from."""
+        self._forward.reserve(capacity)
+        check_target(self._forward)
+        decode = _Decode(self, prompts, limits, processors, stop, heard)
+        captured = self._captures and processors is None
+        cache = self._cache(len(prompts), capacity, captured)
+        states = [self._begin(cache, row, decode) for row in range(len(prompts))]
         device = self._forward.device
+        state = State(
+            torch.tensor([len(prompt) for prompt in prompts], device=device),
+            torch.tensor([row.tokens[-1] for row in decode.rows], device=device),
+            torch.stack(states),
+        )
+        if captured:
+            self._finish_fixed(cache, state, decode)
+        else:
+            self._finish(cache, state, decode)
+        return decode.rows
+
+    def guesses(self, hidden: Tensor, depth: int | None = None) -> list[Tensor]:
+        """Return the heads' guesses for the first `depth` levels of the tree, of all by default."""
+        return self._draft.guesses(hidden, depth)
+
+    def prefill(self, cache: RowCache, row: int, prompt: Sequence[int]) -> Tensor:
+        """Run a prompt into a row of the cache; return the last hidden state, which decides the first token."""
+        device = self._forward.device
+        at = Pass.text(1, len(prompt), device)
         ids = torch.tensor([list(prompt)], device=device)
-        positions = torch.arange(len(prompt), device=device)[None]
-        visible = (positions <= positions[0, :, None])[None]
-        view = cache.at(0, len(prompt), rows=torch.tensor([row], device=device))
-        last = self._forward.hidden(ids, positions, visible, view)[:, -1]
+        last = self._forward.hidden(ids, at, cache.at(at, slice(row, row + 1)))[0, -1]
         cache.lengths[row] = len(prompt)
-        return int(self._forward.logits(last).argmax(-1)), last[0]
+        return last
 
-    def step(
-        self, cache: RowCache, roots: list[int], hidden: Tensor, active: list[int]
-    ) -> tuple[AcceptedPaths, Tensor, Tensor]:
-        """Draft, verify, accept and compact; return the accepted paths, the nodes' tokens and the next hidden states."""
-        device, index = self._forward.device, self._index
-        lengths = torch.tensor([cache.lengths[i] for i in active], device=device)
-        tokens = self.draft(torch.tensor(roots, device=device), hidden)  # [batch, nodes]
-        slots = lengths[:, None] + torch.arange(self.tree.num_nodes, device=device)
-        rows = torch.tensor(active, device=device)
-        view = cache.at(slots, self.tree.num_nodes, rows=None if len(active) == len(cache.lengths) else rows)
-        positions = (lengths[:, None] + index.depths).clamp(max=context_length(self.target) - 1)
-        states = self._forward.hidden(tokens, positions, self._visible(lengths, int(slots.max()) + 1), view)
-        accepted = accept_greedily(tokens, self._forward.logits(states).argmax(-1), index)
-        # The root stays where it is; the rest of the path moves up to follow it.
-        kept = lengths[:, None] + index.paths[accepted.nodes][:, 1:]
-        if kept.shape[1]:
-            cache.keep(kept, rows, lengths + 1)
-        for i, length in zip(active, accepted.lengths.tolist()):
-            cache.lengths[i] += length + 1
-        return accepted, tokens, states[torch.arange(len(active), device=device), accepted.nodes]
+    def first_token(self, hidden: Tensor, prompt: Sequence[int], processors: Processors | None = None) -> int:
+        """Return the token behind a prompt: acceptance in a tree of its last token alone."""
+        text = torch.tensor(list(prompt), device=hidden.device)
+        scores = NodeScores(
+            self._forward.logits(hidden)[None, None],
+            text[None, -1:],
+            self._root,
+            self._forward.scaled,
+            processors,
+            [text[:-1]],
+        )
+        return int(self.acceptance.accept(scores).bonus)
 
-    def draft(self, roots: Tensor, hidden: Tensor, *, depth: int | None = None) -> Tensor:
-        """Return the tokens of the nodes, (batch, nodes), or the guesses of the first `depth` levels alone."""
-        guesses = self.heads.draft(hidden, self._ranks[:depth])
-        if not guesses:
-            return roots[:, None]
-        if depth is not None:
-            return torch.cat(guesses, dim=1)
-        return torch.cat([roots[:, None], torch.cat(guesses, dim=1)[:, self._places]], dim=1)
+    def _begin(self, cache: RowCache, row: int, decode: _Decode) -> Tensor:
+        hidden = self.prefill(cache, row, decode.prompts[row])
+        decode.take(row, [self.first_token(hidden, decode.prompts[row], decode.processors)])
+        return hidden
 
-    def _visible(self, lengths: Tensor, span: int) -> Tensor:
-        """Every node sees its row's whole prefix, and of the tree itself and its ancestors: (batch, nodes, span)."""
-        num_nodes = self.tree.num_nodes
-        offset = torch.arange(span, device=lengths.device) - lengths[:, None]  # [batch, span]; node of each slot
-        in_tree = (offset >= 0) & (offset < num_nodes)
-        tree_part = self._index.mask[:, offset.clamp(0, num_nodes - 1)].movedim(0, 1)  # [batch, nodes, span]
-        return torch.where(in_tree[:, None], tree_part, (offset < 0)[:, None])
+    def _finish(self, cache: RowCache, state: State, decode: _Decode) -> None:
+        """Step until every row has ended; the going rows are the first of the cache, so that none is copied for a step."""
+        going = list(range(len(decode.rows)))
+        while True:
+            kept = [place for place, row in enumerate(going) if not decode.ended[row]]
+            if not kept:
+                return
+            if len(kept) < len(going):
+                for place, source in enumerate(kept):
+                    if place != source:
+                        cache.move(source, place)
+                going, state = [going[place] for place in kept], state.rows(kept)
+            lengths = cache.lengths[: len(going)]
+            outcome = self.step(
+                cache,
+                state,
+                max(lengths) + self.tree.num_nodes,
+                lengths[0] if len(set(lengths)) == 1 else None,
+                decode.processors,
+                decode.texts(going),
+            )
+            state = outcome.state
+            for place, (row, path) in enumerate(zip(going, _paths(outcome.table))):
+                cache.lengths[place] += len(path)
+                taken = decode.take(row, path)
+                # What was accepted behind the end of the text leaves the cache again; a bonus token never was in it.
+                cache.truncate(place, cache.lengths[place] - len(path) + 1 + taken)
 
-    def _new_tokens(self, accepted: AcceptedPaths, tokens: Tensor) -> list[list[int]]:
-        """Return each row's accepted tokens followed by the bonus token: the step's one transfer to the host."""
-        path = tokens.gather(1, self._index.paths[accepted.nodes])
-        table = torch.cat([accepted.lengths[:, None], accepted.bonus[:, None], path[:, 1:]], dim=1).tolist()
-        return [[*row[2 : 2 + row[0]], row[1]] for row in table]
+    def _finish_fixed(self, cache: RowCache, state: State, decode: _Decode) -> None:
+        """Step in fixed memory; rows that have ended stand still."""
+        if self._fixed is None:
+            self._fixed = FixedStep(self.step, cache, state.hidden, capture=True)
+        fixed = self._fixed
+        fixed.begin(state)
+        while not all(decode.ended):
+            for row, path in enumerate(_paths(fixed())):
+                if not decode.ended[row]:
+                    decode.take(row, path)
+                    if decode.ended[row]:
+                        fixed.end(row)
 
-    def _pad_id(self) -> int:
+    def _cache(self, num_rows: int, capacity: int, captured: bool) -> RowCache:
+        """Return a cache; that of a captured step again where it is large enough, since the graph holds its memory."""
+        if not captured:
+            return RowCache(self.target, num_rows, capacity)
+        rounded = -(-capacity // CAPACITY_UNIT) * CAPACITY_UNIT
+        if self._fixed is not None:
+            kept = self._fixed.cache
+            if len(kept.lengths) == num_rows and kept.capacity >= capacity:
+                return kept
+        self._fixed = None
+        return RowCache(self.target, num_rows, rounded)
+
+    def pad_id(self) -> int:
+        """Return the token that fills rows which ended early."""
         for source in (self.target.generation_config, self.target.config):
             pad = getattr(source, "pad_token_id", None)
             if pad is not None:
@@ -217,15 +291,66 @@ class TreeVerifier:
         return min(self.eos_ids, default=0)
 
 
-def _ended(tokens: Sequence[int], limit: int, eos: Collection[int]) -> bool:
-    return len(tokens) >= limit or tokens[-1] in eos
+class _Decode:
+    """The host's side of a decode: the texts, and when each ends."""
+
+    def __init__(
+        self,
+        verifier: TreeVerifier,
+        prompts: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        processors: Processors | None,
+        stop: Stop | None,
+        heard: Callable[[int, list[int]], None] | None,
+    ) -> None:
+        self.prompts, self.limits, self.eos = prompts, limits, verifier.eos_ids
+        self.processors, self.stop, self.heard = processors, stop, heard
+        self.device = verifier._forward.device
+        self.rows = [Decoded() for _ in prompts]
+        self.ended = [False] * len(prompts)
+
+    def take(self, row: int, path: Sequence[int]) -> int:
+        """Append tokens up to the end of the text; return how many were."""
+        decoded, first = self.rows[row], not self.rows[row].tokens
+        taken: list[int] = []
+        for token in path:
+            taken.append(token)
+            decoded.tokens.append(token)
+            if self._ends(row, decoded.tokens):
+                self.ended[row] = True
+                break
+        if not first:
+            decoded.accepted.append(len(taken) - 1)
+        if self.heard is not None:
+            self.heard(row, taken)
+        return len(taken)
+
+    def texts(self, rows: Sequence[int]) -> list[Tensor]:
+        """Return the text before the root of each row, where processors ask for it."""
+        if self.processors is None:
+            return []
+        return [torch.tensor([*self.prompts[i], *self.rows[i].tokens[:-1]], device=self.device) for i in rows]
+
+    def _ends(self, row: int, tokens: list[int]) -> bool:
+        if len(tokens) >= self.limits[row] or tokens[-1] in self.eos:
+            return True
+        return self.stop is not None and self.stop(row, tokens)
 
 
-def _cut(path: Sequence[int], room: int, eos: Collection[int]) -> list[int]:
-    """Return the tokens up to the end of the sequence or of the room."""
-    kept = []
-    for token in path[:room]:
-        kept.append(token)
-        if token in eos:
-            break
-    return kept
+def _paths(table: Tensor) -> Iterator[list[int]]:
+    """Yield each row's accepted tokens followed by the bonus token: the step's one transfer to the host."""
+    for row in table.tolist():
+        yield [*row[2 : 2 + row[0]], row[1]]
+
+
+def unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    """Return the tokens of each row that are no padding."""
+    kept = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    return [row[mask].tolist() for row, mask in zip(input_ids, kept)]
+
+
+def padded(input_ids: Tensor, new: Sequence[Sequence[int]], pad: int) -> Tensor:
+    """Return prompts and new tokens as one tensor, short rows filled up."""
+    width = max(map(len, new))
+    rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in new]
+    return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], dim=1)

@@ -1,0 +1,197 @@
+"""Tree passes through every family of targets, on tiny random models."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+from treeopt import dense_tree
+from treeopt.attention import Pass
+from treeopt.errors import TargetError
+from treeopt.heads import MedusaHeads
+from treeopt.targets.cache import RowCache
+from treeopt.targets.forward import Forward
+from treeopt.verify import TreeVerifier, selfcheck
+from treeopt.verify.acceptance import TreeIndex
+
+SIZES = {
+    "vocab_size": 29, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128,
+}  # fmt: skip
+GPT = {"vocab_size": 29, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+FEWER = {name: SIZES[name] for name in SIZES if name not in ("num_key_value_heads", "head_dim")}
+FAMILIES = {
+    "Llama": ("LlamaConfig", "LlamaForCausalLM", SIZES),
+    "Mistral": ("MistralConfig", "MistralForCausalLM", SIZES | {"sliding_window": 12}),
+    "Qwen2": ("Qwen2Config", "Qwen2ForCausalLM", SIZES),
+    "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM", SIZES),
+    "Gemma": ("GemmaConfig", "GemmaForCausalLM", SIZES),
+    "Gemma2": ("Gemma2Config", "Gemma2ForCausalLM", SIZES | {"sliding_window": 12}),
+    "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", SIZES | {"sliding_window": 12}),
+    "Phi3": ("Phi3Config", "Phi3ForCausalLM", SIZES | {"sliding_window": 12}),
+    "GPT2": ("GPT2Config", "GPT2LMHeadModel", GPT),
+    "GPTNeoX": ("GPTNeoXConfig", "GPTNeoXForCausalLM", FEWER),
+    "OPT": ("OPTConfig", "OPTForCausalLM", FEWER | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "GPT-OSS": ("GptOssConfig", "GptOssForCausalLM", SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Falcon": ("FalconConfig", "FalconForCausalLM", FEWER),
+}
+BACKENDS = ("sdpa", "eager", "native")
+# Where a backend asked for by name cannot serve, the next that can is taken.
+TAKEN = {
+    ("Gemma2", "sdpa"): "eager", ("GPT-OSS", "sdpa"): "eager", ("Falcon", "sdpa"): "native", ("Falcon", "eager"): "native",
+}  # fmt: skip
+MASKED_ONCE = {
+    "Mistral",
+    "Gemma2",
+    "Gemma3",
+    "Phi3",
+    "GPT-OSS",
+}  # their own attention needs a mask for each kind of layer
+TREE = dense_tree([3, 2, 2])
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
+
+
+@pytest.fixture(scope="module")
+def targets():
+    made = {}
+
+    def target(family):
+        if family not in made:
+            config_name, model_name, sizes = FAMILIES[family]
+            torch.manual_seed(0)
+            config = getattr(transformers, config_name)(**sizes, pad_token_id=0, eos_token_id=None, bos_token_id=None)
+            made[family] = getattr(transformers, model_name)(config).eval()
+            with torch.no_grad():
+                for parameter in made[family].parameters():
+                    if parameter.dim() > 1:
+                        parameter.normal_(0, 0.15)
+        return made[family]
+
+    return target
+
+
+def plain(target, prompt, max_new_tokens):
+    ids = torch.tensor([prompt])
+    output = target.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [(f, b) for f in FAMILIES for b in BACKENDS if not (b == "native" and f in MASKED_ONCE)],
+)
+def test_tree_logits_equal_sequential_ones(targets, family, backend):
+    target = targets(family)
+    forward, index = Forward(target, backend), TreeIndex.of(TREE, torch.device("cpu"))
+    prefix = torch.tensor([PROMPTS[1]])
+    nodes = torch.randint(29, (1, TREE.num_nodes), generator=torch.Generator().manual_seed(1))
+    cache = RowCache(target, 1, 8 + TREE.num_nodes)
+    with torch.inference_mode():
+        text = Pass.text(1, 8, torch.device("cpu"))
+        forward.hidden(prefix, text, cache.at(text))
+        tree = Pass(torch.tensor([8]), index.depths, index.mask, 8 + TREE.num_nodes, 8)
+        logits = forward.true_logits(forward.hidden(nodes, tree, cache.at(tree)))[0]
+        for node in range(TREE.num_nodes):
+            path = index.paths[node, : int(index.depths[node]) + 1]
+            whole = torch.cat([prefix, nodes[:, path]], dim=1)
+            expected = target(whole, use_cache=False).logits[0, -1]
+            assert (logits[node] - expected).abs().max() < 1e-5 * max(1, float(expected.abs().max()))
+    assert forward.attention == TAKEN.get((family, backend), backend)
+
+
+@pytest.mark.parametrize("family", MASKED_ONCE)
+def test_a_window_that_the_targets_own_attention_cannot_follow_is_refused(targets, family):
+    target = targets(family)
+    forward = Forward(target, "native")
+    window = target.config.sliding_window
+    with pytest.raises(TargetError, match=rf"more than `\w+`'s sliding window of {window}, and its own attention"):
+        forward.reserve(window + 1)
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_decodes_to_its_own_greedy_output_beyond_its_window(targets, family, backend):
+    target = targets(family)
+    verifier = TreeVerifier(target, MedusaHeads.for_target(target, 3), TREE, attention=backend)
+    decoded = verifier.decode(PROMPTS, 14)
+    assert [row.tokens for row in decoded] == [plain(target, prompt, 14) for prompt in PROMPTS]
+
+
+def test_a_window_that_no_layer_names_is_refused(targets, monkeypatch):
+    target = targets("Llama")
+    monkeypatch.setattr(target.config, "sliding_window", 12, raising=False)
+    verifier = TreeVerifier(target, MedusaHeads.for_target(target, 3), TREE)
+    with pytest.raises(TargetError, match=r"sliding window of 12, and it does not tell its attention"):
+        verifier.decode(PROMPTS, 14)
+
+
+def test_attention_in_chunks_is_refused_by_name(targets, monkeypatch):
+    target = targets("Llama")
+    monkeypatch.setattr(target.config, "attention_chunk_size", 64, raising=False)
+    with pytest.raises(TargetError, match=r"`llama` attends in chunks of 64 positions"):
+        Forward(target)
+
+
+def test_an_unknown_backend_is_refused(targets):
+    with pytest.raises(TargetError, match=r"`attention` is 'flash'; use auto, triton, flex, sdpa, eager or native"):
+        Forward(targets("Llama"), "flash")
+
+
+def test_the_targets_own_configuration_is_left_as_it_was(targets):
+    target = targets("Llama")
+    before = target.config._attn_implementation
+    plain_logits = target(torch.tensor(PROMPTS[:1])).logits
+    TreeVerifier(target, MedusaHeads.for_target(target, 3), TREE).decode(PROMPTS, 5)
+    assert target.config._attn_implementation == before
+    assert torch.equal(target(torch.tensor(PROMPTS[:1])).logits, plain_logits)
+
+
+# The self-check
+
+
+def check(target, monkeypatch, spoil):
+    """Run the self-check with a pass that a test has spoilt."""
+    monkeypatch.setattr(selfcheck, "_checked", type(selfcheck._checked)())
+    monkeypatch.setattr(selfcheck, "Pass", spoil)
+    selfcheck.check_target(Forward(target))
+
+
+class Honest(Pass):
+    pass
+
+
+class FlatPositions(Pass):
+    """Places the nodes behind one another, as a text."""
+
+    def positions(self, context):
+        return self.starts[:, None] + torch.arange(self.num_tokens)
+
+
+class SeeingSiblings(Pass):
+    """Lets every node see all before it."""
+
+    def seen(self, window=None):
+        text = replace(self, visible=torch.ones_like(self.visible).tril())
+        return Pass.seen(text, window)
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "OPT", "GPTNeoX", "Gemma2"])
+@pytest.mark.parametrize("spoil", [FlatPositions, SeeingSiblings])
+def test_a_tree_pass_that_is_wrong_is_an_error_at_the_start(targets, monkeypatch, family, spoil):
+    check(targets(family), monkeypatch, Honest)
+    with pytest.raises(TargetError, match=r"attention gives a tree other logits than a text \(by .*choose another"):
+        check(targets(family), monkeypatch, spoil)
+
+
+def test_the_self_check_runs_when_a_verifier_is_made_and_once_a_backend(targets, monkeypatch):
+    target, seen = targets("Llama"), []
+    monkeypatch.setattr(selfcheck, "_checked", type(selfcheck._checked)())
+    original = selfcheck._tree_logits
+    monkeypatch.setattr(selfcheck, "_tree_logits", lambda *args: seen.append(args[0].attention) or original(*args))
+    heads = MedusaHeads.for_target(target, 3)
+    for attention in ("sdpa", "sdpa", "eager"):
+        TreeVerifier(target, heads, TREE, attention=attention)
+    assert seen == ["sdpa", "eager"]

@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from tests.benchmarks import gpu
 from tests.benchmarks.optimizer import main
+from treeopt.attention import dense
+from treeopt.attention.backends import BACKENDS, Backend
 
 
 @pytest.mark.heavy
@@ -17,3 +20,23 @@ def test_the_search_is_far_faster_than_plain_ones_and_grows_no_faster_than_n_log
     assert result["nodes_64"]["median_s"] < 1e-3
     assert all(row["over_n_log_n"] < 1.5 for row in result["growth"])
     assert "times faster than the plain heap" in capsys.readouterr().out
+
+
+def test_the_checks_for_a_gpu_run_through_on_a_cpu(tmp_path):
+    result = gpu.main(tmp_path / "result.json", rehearse=True)
+    assert json.loads((tmp_path / "result.json").read_text())["rehearsal"] is True
+    rows = [row for row in (*result["accuracy"], *result["greedy equality"]) if "right" in row]
+    assert all(row["right"] for row in rows)
+    assert {row["backend"] for row in rows} == {"sdpa", "eager", "native"}
+    assert {row["backend"]: row["refused"] for row in result["accuracy"] if "refused" in row} == {
+        "triton": "it is for CUDA devices", "flex": "it is for CUDA devices",
+    }  # fmt: skip
+    assert [sorted(row["milliseconds"]) for row in result["steps tiny"]] == [["bare forward", "step"]] * 4
+    assert result["decoding tiny"]["budgets"][1]["steps"] == 11
+
+
+def test_a_wrong_backend_is_seen_by_the_checks_for_a_gpu(monkeypatch):
+    wrong = Backend(lambda *args, **keywords: dense.attend(*args, **keywords) * 1.01, dense.refusal)
+    monkeypatch.setattr(gpu, "BACKENDS", {**BACKENDS, "sdpa": wrong})
+    rows = gpu.accuracy(gpu.Plan(rehearse=True))
+    assert {row["backend"] for row in rows if not row.get("right", True)} == {"sdpa"}

@@ -135,6 +135,28 @@ def test_attention_in_chunks_is_refused_by_name(targets, monkeypatch):
         Forward(target)
 
 
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_targets_own_attention_is_handed_an_additive_mask_which_both_of_its_kinds_read(targets, implementation):
+    """A mask of booleans is added as 0 and 1 by eager attention, without a word."""
+    target = targets("Llama")
+    index = TreeIndex.of(TREE, torch.device("cpu"))
+    tree = Pass(torch.tensor([0]), index.depths, index.mask, TREE.num_nodes, 0)
+    nodes = torch.randint(29, (1, TREE.num_nodes), generator=torch.Generator().manual_seed(1))
+    before = target.config._attn_implementation
+    target.config._attn_implementation = implementation
+    try:
+        with torch.inference_mode():
+            native = Forward(target, "native").hidden(nodes, tree, None)
+            ours = Forward(target, "eager").hidden(nodes, tree, None)
+            boolean = target.model(
+                nodes, position_ids=tree.positions(128), attention_mask=tree.seen()[:, None], use_cache=False
+            ).last_hidden_state
+    finally:
+        target.config._attn_implementation = before
+    assert (native - ours).abs().max() < 1e-5
+    assert ((boolean - ours).abs().max() < 1e-5) == (implementation == "sdpa")
+
+
 def test_an_unknown_backend_is_refused(targets):
     with pytest.raises(TargetError, match=r"`attention` is 'flash'; use auto, triton, flex, sdpa, eager or native"):
         Forward(targets("Llama"), "flash")

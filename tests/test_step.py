@@ -18,7 +18,14 @@ from treeopt.verify.typical import Typical
 CPU = torch.device("cpu")
 PROMPTS = [[3, 1, 4], [9, 2, 6, 5, 3, 5, 8], [7]]
 # What waits for the device where there is one.
-WAITS = {"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero"}
+WAITS = {
+    "aten::item",
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::equal",
+    "aten::is_nonzero",
+}
 
 
 class Watched(TorchDispatchMode):
@@ -115,7 +122,7 @@ def test_a_captured_decode_reuses_its_memory(tiny_target, sharp_heads, monkeypat
     expected = [
         [row.tokens for row in verifier.decode(prompts, 25)] for prompts in (PROMPTS, PROMPTS[::-1], PROMPTS[:1])
     ]
-    verifier._captures = True
+    verifier.captures = True
     found = [[row.tokens for row in verifier.decode(prompts, 25)] for prompts in (PROMPTS, PROMPTS[::-1], PROMPTS[:1])]
     assert found == expected
     assert made == [1024, 1024]  # one for batches of three, one for a batch of one

@@ -1,4 +1,6 @@
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,12 @@ from tests.strategies import trees
 from treeopt import DraftTree, chain, dense_tree
 from treeopt.errors import TargetError, TreeError
 from treeopt.heads import MedusaHeads
+from treeopt.prompts import Prompt
 from treeopt.targets.cache import RowCache
 from treeopt.verify import TreeVerifier, verifier
 from treeopt.verify.acceptance import TreeIndex, accept_greedily
+from treeopt.verify.compare import _difference as difference
+from treeopt.verify.compare import compare
 from treeopt.verify.step import State
 
 DATA = Path(__file__).parent / "data"
@@ -179,6 +184,31 @@ def test_the_next_step_reads_the_accepted_nodes_row(tiny_target, tiny_heads):
     assert outcome.state.roots.tolist() == [tokens[2]]
 
 
+def test_the_heads_read_each_rows_own_accepted_node(tiny_target):
+    """Two rows of four drafts, 2 and 0 of them accepted: rows 2 and 5 of all the nodes laid in one line."""
+    prompts = [[3, 1, 4], [9, 2, 6]]
+    texts = [plain(tiny_target, prompt, 6)[0, 3:].tolist() for prompt in prompts]
+    wrong = [next(token for token in range(13) if token != text[i]) for i, text in zip((3, 1), texts)]
+    drafts = [[*texts[0][1:3], wrong[0], 0], [wrong[1], *texts[1][2:5]]]
+
+    class Rows:
+        num_heads = 4
+
+        def draft(self, hidden, ranks):
+            return [torch.tensor([[row[depth]] for row in drafts]) for depth in range(4)]
+
+    tree_verifier, cache = TreeVerifier(tiny_target, Rows(), chain(4)), RowCache(tiny_target, 2, 16)
+    with torch.inference_mode():
+        hidden = torch.stack([tree_verifier.prefill(cache, row, prompt) for row, prompt in enumerate(prompts)])
+        state = State(torch.tensor([3, 3]), torch.tensor([text[0] for text in texts]), hidden)
+        outcome = tree_verifier.step(cache, state, 3 + 5, 3)
+        assert outcome.accepted.lengths.tolist() == [2, 0]
+        assert (outcome.accepted.nodes + torch.tensor([0, 5])).tolist() == [2, 5]
+        for row, count in enumerate((3, 1)):
+            whole = tiny_target.model(torch.tensor([[*prompts[row], *texts[row][:count]]])).last_hidden_state[0, -1]
+            assert (outcome.state.hidden[row] - whole).abs().max() < 1e-5
+
+
 def test_the_cache_keeps_prefix_root_and_the_accepted_node(tiny_target):
     prompt = [3, 1, 4]
     tokens = plain(tiny_target, prompt, 4)[0, 3:].tolist()
@@ -264,3 +294,32 @@ def test_rows_that_end_early_are_padded(tiny_target, tiny_heads):
     new = tree_verifier.generate(PROMPTS, 10)[:, 5:]
     assert new[0, :2].tolist() == outputs[0][:2]
     assert (new[0, 2:] == 0).all()
+
+
+# Below float32
+
+
+def test_a_difference_between_equal_logits_is_a_near_tie_below_float32_alone(tiny_loaded, monkeypatch):
+    prompt = [3, 1, 4]
+    for dtype, near in ((torch.bfloat16, True), (torch.float32, False)):
+        target = copy.deepcopy(tiny_loaded.model).to(dtype)
+        best = int(target(torch.tensor([prompt])).logits[0, -1].argmax())
+        other = (best + 1) % 13
+        with torch.no_grad():
+            target.lm_head.weight[other] = target.lm_head.weight[best]
+        loaded = replace(tiny_loaded, model=target)
+        found = difference(loaded, prompt, [best, 5], [other, 5])
+        assert (found.position, found.plain, found.tree) == (0, best, other)
+        assert found.near_tie == near
+        assert found.top2_gap == 0
+
+
+def test_texts_in_bfloat16_part_at_near_ties_only(tiny_loaded, tiny_heads):
+    target = copy.deepcopy(tiny_loaded.model).to(torch.bfloat16)
+    loaded = replace(tiny_loaded, model=target)
+    heads = copy.deepcopy(tiny_heads).to(torch.bfloat16)
+    heads._shared = (target.lm_head,)
+    tree_verifier = TreeVerifier(target, heads, dense_tree([4, 3]))
+    prompts = [Prompt(str(i), ({"role": "user", "content": f"{i % 13} {i * 5 % 13} {i * 7 % 13}"},)) for i in range(40)]
+    differences = [found.difference for found in compare(loaded, tree_verifier, prompts, max_new_tokens=24)]
+    assert all(found is None or found.near_tie for found in differences)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 
+from treeopt.attention.backends import AUTO
 from treeopt.auto import nested_tree
 from treeopt.calibrate.store import DocumentStore
 from treeopt.errors import LatencyError
@@ -23,7 +24,8 @@ from treeopt.progress import Progress
 from treeopt.targets.cache import RowCache
 from treeopt.targets.limits import context_length
 from treeopt.targets.loading import LoadedTarget, fingerprint
-from treeopt.tree import DraftTree
+from treeopt.tree import DraftTree, chain
+from treeopt.verify.fixed import FixedStep
 from treeopt.verify.step import State
 from treeopt.verify.verifier import TreeVerifier
 
@@ -42,12 +44,15 @@ class ProfileSettings:
         Every pair is measured.
     repeats : int
         Timed steps of each budget, after one that is not; the median is kept.
+    attention : str
+        See `TreeVerifier`.
     """
 
     nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
     batches: tuple[int, ...] = (1,)
     contexts: tuple[int, ...] = (128, 1024)
     repeats: int = 9
+    attention: str = AUTO
 
 
 def profile(
@@ -87,6 +92,7 @@ def profile(
         "dtype": str(target.model.dtype),
         "nodes": [tree.num_nodes for tree in trees],
         "repeats": settings.repeats,
+        "attention": settings.attention,
     }
     pairs = [(batch, context) for batch in settings.batches for context in settings.contexts]
     with DocumentStore(work, header) as kept, torch.inference_mode():
@@ -94,21 +100,27 @@ def profile(
         with Progress("profile", total=len(pairs), done=done, unit="curves") as progress:
             for batch, context in pairs:
                 if f"{batch} {context}" not in kept.done:
-                    timer = _Timer(target, heads, trees, batch, context)
+                    timer = _Timer(target, heads, trees, batch, context, settings.attention)
                     kept.append(f"{batch} {context}", [timer.measure(settings.repeats)])
                     progress.add(documents=1)
         curves = tuple(LatencyCurve.of(**kept.done[f"{batch} {context}"][0]) for batch, context in pairs)
-    return LatencyTable(curves, _metadata(target, settings))
+    return LatencyTable(curves, _metadata(target, heads, settings))
 
 
 class _Timer:
     """Verifiers of all trees over one prefix of random tokens."""
 
     def __init__(
-        self, target: LoadedTarget, heads: MedusaHeads, trees: Sequence[DraftTree], batch: int, context: int
+        self,
+        target: LoadedTarget,
+        heads: MedusaHeads,
+        trees: Sequence[DraftTree],
+        batch: int,
+        context: int,
+        attention: str,
     ) -> None:
         self.batch, self.context, self.trees = batch, context, trees
-        self.verifiers = [TreeVerifier(target.model, heads, tree) for tree in trees]
+        self.verifiers = [TreeVerifier(target.model, heads, tree, attention=attention) for tree in trees]
         device = target.model.device
         vocabulary = target.model.get_output_embeddings().weight.shape[0]
         generator = torch.Generator().manual_seed(0)
@@ -121,7 +133,7 @@ class _Timer:
 
     def measure(self, repeats: int) -> dict[str, Any]:
         """Return a curve's fields."""
-        calls: list[Callable[[], object]] = [lambda v=v: self._step(v) for v in self.verifiers]  # type: ignore[misc]
+        calls = [self._step(verifier) for verifier in self.verifiers]
         deepest = self.verifiers[-1]
         depths = range(1, self.trees[-1].max_depth + 1)
         calls += [lambda d=d: deepest.guesses(self.state.hidden, d) for d in depths]  # type: ignore[misc]
@@ -148,9 +160,18 @@ class _Timer:
             "quartiles": [_quartiles(taken) for taken in times[: len(self.trees)]],
         }
 
-    def _step(self, verifier: TreeVerifier) -> None:
-        # What a decode does once a step: the pass, and the one transfer of what was accepted.
-        verifier.step(self.cache, self.state, self.context + verifier.tree.num_nodes, self.context).table.tolist()
+    def _step(self, verifier: TreeVerifier) -> Callable[[], object]:
+        """Return what a decode does once a step: the pass, and the one transfer of what was accepted."""
+        if not verifier.captures:
+            span = self.context + verifier.tree.num_nodes
+            return lambda: verifier.step(self.cache, self.state, span, self.context).table.tolist()
+        fixed = FixedStep(verifier.step, self.cache, self.state.hidden, capture=True)
+
+        def captured() -> object:
+            fixed.begin(self.state)
+            return fixed().tolist()
+
+        return captured
 
 
 def _quartiles(taken: Sequence[float]) -> list[float]:
@@ -158,14 +179,14 @@ def _quartiles(taken: Sequence[float]) -> list[float]:
     return [low, high]
 
 
-def _metadata(target: LoadedTarget, settings: ProfileSettings) -> dict[str, str]:
+def _metadata(target: LoadedTarget, heads: MedusaHeads, settings: ProfileSettings) -> dict[str, str]:
     return {
         "target": target.name,
         "target_hash": fingerprint(target.model),
         "device": _device_name(target.model.device),
         "threads": str(torch.get_num_threads()),
         "dtype": str(target.model.dtype).removeprefix("torch."),
-        "attention": str(target.model.config._attn_implementation),
+        "attention": TreeVerifier(target.model, heads, chain(0), attention=settings.attention).attention,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "repeats": str(settings.repeats),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_SEED",
     "WholeOrAuto",
+    "attention_option",
+    "attention_used",
     "heads_path",
     "kind_of",
     "load_models",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 MAX_SEED = (1 << 32) - 1
+OTHER_DEVICE = "it is for CUDA devices"  # no news on a CPU
 TORCH_SIDE = ("torch", "transformers", "gguf", "tqdm")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -78,6 +81,12 @@ seed_option = click.option(
 )
 
 
+attention_option = click.option(
+    "--attention", type=click.Choice(["auto", "triton", "flex", "sdpa", "eager", "native"]), default="auto", show_default=True,
+    help="Attention backend to try first; those behind it follow where it cannot serve.",
+)  # fmt: skip
+
+
 def require_torch(command: str) -> None:
     """Raise MissingExtraError, which names the pip command, unless the torch extra is installed."""
     for module in TORCH_SIDE:
@@ -102,6 +111,13 @@ def load_models(target: str, heads: str | None, device: str, dtype: str) -> tupl
     where = heads_path(target, heads)  # first: it costs nothing and may fail
     loaded = load_target(target, device=device, dtype=dtype)
     return loaded, MedusaHeads.load(where, loaded.model), heads or "demo"
+
+
+def attention_used(name: str, asked: str, refused: dict[str, str]) -> str:
+    """Say which attention backend runs, and why another than the one asked for."""
+    others = {backend: reason for backend, reason in refused.items() if asked != "auto" or reason != OTHER_DEVICE}
+    reasons = "".join(f"; not {backend}: {reason}" for backend, reason in others.items())
+    return f"attention: {name}{reasons}"
 
 
 def prompts_path(given: Sequence[str]) -> list[Path]:

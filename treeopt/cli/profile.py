@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from treeopt.cli.limits import Numbers
-from treeopt.cli.options import load_models, require_torch, target_options
+from treeopt.cli.options import attention_option, load_models, require_torch, target_options
 
 __all__ = ["profile"]
 
@@ -23,6 +23,7 @@ __all__ = ["profile"]
     "--context", "contexts", type=Numbers(), default="128,1024", show_default=True, help="Tokens before the tree."
 )
 @click.option("--repeats", type=click.IntRange(3), default=9, show_default=True, help="Timed steps of each budget.")
+@attention_option
 @click.option(
     "--trace", type=click.Path(dir_okay=False), help="Time the best trees of this trace.  [default: the bundled one]"
 )
@@ -36,6 +37,7 @@ def profile(
     batches: tuple[int, ...],
     contexts: tuple[int, ...],
     repeats: int,
+    attention: str,
     trace: str | None,
     output: str,
 ) -> None:
@@ -59,7 +61,7 @@ def profile(
     loaded, heads, _ = load_models(target, heads_name, device, dtype)
     table = RankTrace.read(trace or calibration_path(DEMO_TRACE)).table()
     largest = best_tree(table, max(nodes), max_depth=heads.num_heads)
-    settings = ProfileSettings(tuple(sorted(set(nodes))), batches, contexts, repeats)
+    settings = ProfileSettings(tuple(sorted(set(nodes))), batches, contexts, repeats, attention)
     work = Path(f"{Path(output).resolve()}.partial")
     found = measure(loaded, heads, largest, settings, work)
     found.write(output)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.options import load_models, prompts_path, require_torch, seed_option, target_options
+from treeopt.cli.options import (
+    attention_option,
+    attention_used,
+    load_models,
+    prompts_path,
+    require_torch,
+    seed_option,
+    target_options,
+)
 
 if TYPE_CHECKING:
     from treeopt.heads import MedusaHeads
@@ -35,6 +43,7 @@ __all__ = ["verify"]
     "--check-replay", is_flag=True,
     help="Also record the heads' ranks along the outputs, and check that their replay takes exactly the steps counted.",
 )  # fmt: skip
+@attention_option
 @seed_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(
@@ -49,6 +58,7 @@ def verify(
     max_new_tokens: int,
     allow_near_ties: bool,
     check_replay: bool,
+    attention: str,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -72,13 +82,15 @@ def verify(
     prompts = read_prompt_files(prompts_path(prompt_files), split=split)
     chosen = evenly(prompts, limit or len(prompts))
     loaded, heads, _ = load_models(target, heads_name, device, dtype)
-    verifier = TreeVerifier(loaded.model, heads, built.tree)
+    verifier = TreeVerifier(loaded.model, heads, built.tree, attention=attention)
+    click.echo(attention_used(verifier.attention, attention, verifier.refused), err=True)
     found = []
     with Progress("verify", total=len(chosen), unit="prompts") as progress:
         for comparison in compare(loaded, verifier, chosen, max_new_tokens=max_new_tokens):
             found.append(comparison)
             progress.add(documents=1, tokens=2 * len(comparison.decoded.tokens))
     result = summarize(found, built.tokens_per_step, seed=seed)
+    result["attention"] = verifier.attention
     if check_replay:
         result["replay"] = _replayed(built, loaded, heads, chosen, found)
     click.echo(json.dumps(result) if as_json else _report(result, built.tree.num_nodes))

@@ -74,6 +74,11 @@ class TreeVerifier:
     cuda_graph : bool
         Whether to capture a step as a CUDA graph on a GPU, where the rule draws no random numbers.
 
+    Attributes
+    ----------
+    captures : bool
+        Whether decoding without processors runs a captured step.
+
     Raises
     ------
     TreeError
@@ -109,7 +114,7 @@ class TreeVerifier:
         self._root = TreeIndex.of(chain(0), self._forward.device)
         self._draft = Drafter(heads, tree, self._forward.device)
         self.step = Step(self._forward, self._draft, self._index, self.acceptance)
-        self._captures = cuda_graph and self._forward.device.type == "cuda" and not self.acceptance.random
+        self.captures = cuda_graph and self._forward.device.type == "cuda" and not self.acceptance.random
         self._fixed: FixedStep | None = None
 
     @property
@@ -183,7 +188,7 @@ class TreeVerifier:
         self._forward.reserve(capacity)
         check_target(self._forward)
         decode = _Decode(self, prompts, limits, processors, stop, heard)
-        captured = self._captures and processors is None
+        captured = self.captures and processors is None
         cache = self._cache(len(prompts), capacity, captured)
         states = [self._begin(cache, row, decode) for row in range(len(prompts))]
         device = self._forward.device

@@ -51,12 +51,35 @@ def test_every_command_line_is_understood(words):
 
 def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("python")
+    code, _ = blocks("python")
     assert len([line for line in code.splitlines() if line.strip() and not line.startswith("import")]) <= 6
     names = {}
     exec(code, names)
     assert names["buffers"].attention_mask.shape == (names["built"].tree.num_nodes,) * 2
     assert "DraftTree(num_nodes=7" in capsys.readouterr().out
+
+
+def test_the_example_with_torch_runs(tmp_path, monkeypatch, tiny_target, tiny_heads):
+    import torch
+
+    from treeopt.heads import MedusaHeads
+    from treeopt.verify import Sample, TreeVerifier
+
+    monkeypatch.chdir(tmp_path)
+    tiny_heads.save("heads")
+    treeopt.write_tree(treeopt.best_tree([[0.6, 0.2], [0.5, 0.1]], num_nodes=5), "tree.json")
+    ids = torch.tensor([[3, 1, 4]])
+    names = {
+        "treeopt": treeopt, "MedusaHeads": MedusaHeads, "TreeVerifier": TreeVerifier, "Sample": Sample,
+        "model": tiny_target, "inputs": {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "input_ids": ids,
+        "tree": treeopt.read_tree("tree.json").tree,
+    }  # fmt: skip
+    _, code = blocks("python")
+    lines = code.splitlines()
+    exec(lines[0], names)
+    outputs = [eval(line, names) for line in lines[1:]]
+    assert [tuple(output.shape) for output in outputs] == [(1, 3 + 64)] * 3
+    assert torch.equal(outputs[0], outputs[1])
 
 
 def test_the_table_of_the_format_names_every_key():

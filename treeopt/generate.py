@@ -102,7 +102,7 @@ def decode(
     prompts = unpadded(input_ids, attention_mask)
     decoded = verifier.decode(
         prompts,
-        _room(config, input_ids, asked),
+        _room(generation_config, input_ids, asked),
         processors=logits_processor or None,
         stop=_stop(prompts, stopping_criteria, input_ids.device) if stopping_criteria else None,
         heard=None if streamer is None else lambda _row, tokens: streamer.put(torch.tensor(tokens)),
@@ -143,12 +143,12 @@ def _tree(tree: DraftTree | BuiltTree | str | Path) -> DraftTree:
     return tree.tree if isinstance(tree, BuiltTree) else tree
 
 
-def _room(config: GenerationConfig, input_ids: Tensor, asked: int | None) -> int:
+def _room(config: GenerationConfig | None, input_ids: Tensor, asked: int | None) -> int:
     """Return how many new tokens are asked for."""
-    if asked is None:
+    if asked is None and config is not None:
         asked = config.max_new_tokens
-    if asked is None and config.max_length is not None:
-        asked = config.max_length - input_ids.shape[1]
+        if asked is None and config.max_length is not None:
+            asked = config.max_length - input_ids.shape[1]
     return DEFAULT_NEW_TOKENS if asked is None else asked
 
 

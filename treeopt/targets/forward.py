@@ -40,7 +40,9 @@ class Forward:
     def __init__(self, target: PreTrainedModel, attention: str = AUTO) -> None:
         check_architecture(target)
         self.target = target
-        self.decoder = target.get_decoder()
+        decoder = target.get_decoder()
+        # Some families answer with themselves on transformers 4.57.
+        self.decoder = target.base_model if decoder is target else decoder
         self.lm_head = target.get_output_embeddings()
         # Where logits are: choices are made and texts are kept there. A target may be spread over several devices.
         self.device = self.lm_head.weight.device

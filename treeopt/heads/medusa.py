@@ -16,6 +16,7 @@ from torch.nn import functional
 from treeopt.errors import HeadsError
 from treeopt.heads.checkpoint import read_checkpoint, write_checkpoint
 from treeopt.heads.ranking import top_ranked
+from treeopt.products import project
 
 __all__ = ["MedusaHeads"]
 
@@ -146,8 +147,7 @@ class MedusaHeads(nn.Module):
     def project(self, states: Tensor, head: int) -> Tensor:
         """Return a head's logits, (..., vocabulary), from its entry of `states`."""
         lm_head = self._shared[0] if self.lm_heads is None else self.lm_heads[head]
-        logits: Tensor = lm_head(states)
-        return logits
+        return project(lm_head, states)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits of all heads, (heads, ..., vocabulary); for few positions only."""

@@ -13,6 +13,7 @@ from treeopt.attention.backends import AUTO, BACKENDS, NATIVE, Needs, choose
 from treeopt.attention.passes import Pass
 from treeopt.attention.serving import Served, serving
 from treeopt.errors import TargetError
+from treeopt.products import project
 from treeopt.targets.cache import cache_keyword
 from treeopt.targets.limits import check_architecture, context_length, head_dim, window_of
 
@@ -141,8 +142,7 @@ class Forward:
         Soft-caps and positive scales that some families apply afterwards are increasing functions: they change no
         argmax and no rank, which is all that is read from it.
         """
-        logits: Tensor = self.lm_head(hidden)
-        return logits
+        return project(self.lm_head, hidden)
 
     @property
     def vocabulary(self) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from treeopt.attention.passes import words_of
 from treeopt.buffers import TreeBuffers, ancestor_rows
+from treeopt.products import argmax
 from treeopt.tree import DraftTree
 
 __all__ = ["Acceptance", "AcceptedPaths", "Greedy", "NodeScores", "TreeIndex", "accept_greedily", "walk"]
@@ -178,8 +179,8 @@ class Greedy:
     def accept(self, scores: NodeScores) -> AcceptedPaths:
         """Return the accepted paths."""
         if scores.plain:
-            return accept_greedily(scores.tokens, scores.logits.argmax(-1), scores.index)
-        return walk(scores, lambda row: row.argmax(-1))
+            return accept_greedily(scores.tokens, argmax(scores.logits), scores.index)
+        return walk(scores, argmax)
 
 
 def accept_greedily(tokens: Tensor, chosen: Tensor, index: TreeIndex) -> AcceptedPaths:

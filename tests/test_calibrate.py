@@ -10,7 +10,7 @@ import torch
 from tests.reference import rank_of
 from treeopt import RankTrace
 from treeopt.calibrate.continuations import Continuation, continue_prompts, dataset_continuations
-from treeopt.calibrate.observe import Candidates, batches, observe
+from treeopt.calibrate.observe import Candidates, batches, document_states, observe
 from treeopt.calibrate.run import CalibrationSettings, auto_batch_size, calibrate, spread
 from treeopt.calibrate.store import DocumentStore
 from treeopt.errors import TargetError, TraceError
@@ -235,18 +235,28 @@ def test_continuations_stop_where_the_context_ends(tiny_target):
         list(greedy_continuations(tiny_target, [[1] * 300], max_new_tokens=4, eos_ids=(), batch_size=2))
 
 
-def test_texts_longer_than_a_sliding_window_are_refused(tiny_heads):
+@torch.no_grad()
+def test_texts_longer_than_a_sliding_window_are_read_through_it():
     from transformers import MistralConfig, MistralForCausalLM
 
     config = MistralConfig(
         vocab_size=13, hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, sliding_window=8,
     )  # fmt: skip
+    torch.manual_seed(0)
     target = MistralForCausalLM(config).eval()
-    with pytest.raises(TargetError, match=r"sliding window of 8"):
-        list(greedy_continuations(target, [[1, 2, 3]], max_new_tokens=12, eos_ids=(), batch_size=2))
-    with pytest.raises(TargetError, match=r"sliding window of 8"):
-        observe(Forward(target), tiny_heads, [Continuation("a", None, (1, 2, 3), (4,) * 9)], Candidates())
+    with torch.no_grad():
+        target.lm_head.weight.normal_(0, 1)
+    (found,) = greedy_continuations(target, [[1, 2, 3]], max_new_tokens=25, eos_ids=(), batch_size=2)
+    ids = torch.tensor([[1, 2, 3]])
+    own = target.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=25, do_sample=False, eos_token_id=None
+    )
+    assert found == (0, own[0, 3:].tolist())
+    document = Continuation("a", None, (1, 2, 3), tuple(found[1]))
+    (states,) = document_states(Forward(target), [document])
+    expected = target.model(own[:, :-1]).last_hidden_state[0, 2:]
+    assert (states - expected).abs().max() < 1e-5
 
 
 def test_architectures_without_attention_or_with_turned_logits_are_refused(tiny_target, monkeypatch):

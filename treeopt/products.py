@@ -27,7 +27,7 @@ def project(linear: nn.Module, states: Tensor) -> Tensor:
         rows in FEW
         and isinstance(linear, nn.Linear)
         and getattr(linear.forward, "__func__", None) is nn.Linear.forward  # neither overridden nor hooked
-        and linear.bias is None
+        and getattr(linear, "bias", None) is None
         and states.device.type == "cpu"
         and states.dtype == linear.weight.dtype == torch.float32
         and not torch.is_grad_enabled()

@@ -42,6 +42,7 @@ def verify(
     target: str,
     heads_name: str | None,
     device: str,
+    device_map: str | None,
     dtype: str,
     prompt_files: tuple[str, ...],
     split: str,
@@ -71,7 +72,7 @@ def verify(
     built = read_tree(tree)
     prompts = read_prompt_files(prompts_path(prompt_files), split=split)
     chosen = evenly(prompts, limit or len(prompts))
-    loaded, heads, _ = load_models(target, heads_name, device, dtype)
+    loaded, heads, _ = load_models(target, heads_name, device, dtype, device_map)
     verifier = TreeVerifier(loaded.model, heads, built.tree)
     found = []
     with Progress("verify", total=len(chosen), unit="prompts") as progress:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -149,14 +148,24 @@ def write_checkpoint(
         }
     else:
         config = {"medusa_num_heads": num_heads, "medusa_num_layers": num_layers, **({} if own else {"version": "2"})}
-    # A copy of each: the file format refuses tensors that share memory, as heads with one output embedding do.
-    stored = {names[name]: value.clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+    stored = {names[name]: value for name, value in _apart(tensors).items()}
     if ids is not None:
         stored["token_map"] = ids
     with replacing(directory / ("model.safetensors" if vllm else HEADS_FILES[0])) as temporary:
         save_file(stored, temporary, metadata={"format": "pt"} if vllm else None)
     with replacing(directory / "config.json") as temporary:
         temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf8")
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with memory of their own, which the file format demands; heads may share one embedding."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in seen else tensor.contiguous()
+        seen.add(place)
+    return found
 
 
 def _check_shapes(source: Path, names: Names, tensors: Mapping[str, Tensor]) -> int:

@@ -18,14 +18,10 @@ from treeopt.errors import HeadsError
 
 __all__ = ["HEADS_FILES", "MODEL_FILES", "TensorFiles", "first_line"]
 
-HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "medusa_lm_head.safetensors.index.json")
 MODEL_FILES = (
-    "medusa_lm_head.safetensors.index.json",
-    "model.safetensors.index.json",
-    "model.safetensors",
-    "pytorch_model.bin.index.json",
-    "pytorch_model.bin",
-)
+    "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin",
+)  # fmt: skip
 INDEX = ".index.json"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 

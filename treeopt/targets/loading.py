@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from treeopt.errors import TargetError
+from treeopt.errors import MissingExtraError, TargetError
 from treeopt.targets.demo import DEMO_NAME, demo_directory
 
 __all__ = ["DTYPES", "LoadedTarget", "eos_ids", "fingerprint", "load_target"]
@@ -37,6 +38,12 @@ class LoadedTarget:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the tokenizer knows; rows of the output embedding from there on are padding."""
+        vocabulary: dict[str, int] = self.tokenizer.get_vocab()
+        return 1 + max(vocabulary.values())
+
     def prompt_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of a chat, the opening of the assistant's turn included.
 
@@ -54,35 +61,72 @@ class LoadedTarget:
         return [*ids, *sorted(eos_ids(self.model))[:1]]
 
 
-def load_target(name: str, *, device: str = "auto", dtype: str = "auto") -> LoadedTarget:
+def load_target(
+    name: str, *, device: str = "auto", dtype: str = "auto", device_map: str | dict[str, Any] | None = None
+) -> LoadedTarget:
     """Load a causal language model and its tokenizer.
 
     Parameters
     ----------
     name : str
-        `demo`, a local directory, or a hub id.
+        `demo`, a local directory, or a hub id; quantised as its configuration says.
     device : str
         A torch device, or `auto`: the first CUDA device if there is one, else the CPU.
     dtype : {'auto', 'float32', 'bfloat16', 'float16'}
         `auto` keeps the checkpoint's own on a GPU and takes float32 on a CPU.
+    device_map : str or dict, optional
+        How to spread a large model over devices, instead of `device`: what transformers takes under this name.
 
     Raises
     ------
     TargetError
         If it cannot be fetched, is no causal language model, or does not fit.
+    MissingExtraError
+        If accelerate, which places large and quantised models, is not installed.
     """
     where = demo_directory() if name == DEMO_NAME else name
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    keywords: dict[str, Any] = {"torch_dtype" if _old_keyword() else "dtype": _dtype(dtype, device)}
+    if device_map is not None:
+        _require_accelerate("--device-map")
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(where)
-        model = AutoModelForCausalLM.from_pretrained(where, **keywords).to(device).eval()
+        quantised = getattr(AutoConfig.from_pretrained(where), "quantization_config", None) is not None
+        if quantised and device_map is None:
+            _require_accelerate(f"--target {name}, which is quantised,")
+            device_map = {"": device}
+        own = dtype == "auto" and quantised  # its parts have dtypes that belong together
+        keywords: dict[str, Any] = {
+            "torch_dtype" if _old_keyword() else "dtype": "auto" if own else _dtype(dtype, device)
+        }
+        if device_map is None:
+            model = AutoModelForCausalLM.from_pretrained(where, **keywords).to(device)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(where, device_map=device_map, **keywords)
+            _require_whole(name, model)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise TargetError(f"`{name}` cannot be loaded as a target: {reason}") from error
-    return LoadedTarget(name=name, model=model, tokenizer=tokenizer)
+    return LoadedTarget(name=name, model=model.eval(), tokenizer=tokenizer)
+
+
+def _require_accelerate(command: str) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        raise MissingExtraError(command, "accelerate", "large")
+
+
+def _require_whole(name: str, model: PreTrainedModel) -> None:
+    """Refuse a model of which a part was left on the disk or in the memory of the CPU, to be moved at every step."""
+    placed: dict[str, Any] = getattr(model, "hf_device_map", None) or {}
+    off = [part for part, device in placed.items() if device == "disk"]
+    if len(set(placed.values())) > 1:
+        off += [part for part, device in placed.items() if device == "cpu"]
+    if off:
+        raise TargetError(
+            f"`{name}` does not fit on the devices: `{off[0]}` would stay on {placed[off[0]]}; give more or larger devices, "
+            "or a quantised target"
+        )
 
 
 def _old_keyword() -> bool:

@@ -11,6 +11,8 @@ import click
 from treeopt.cli.options import require_torch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from treeopt.heads.checkpoint import Checkpoint
 
 __all__ = ["heads"]
@@ -61,7 +63,7 @@ def inspect(path: str, as_json: bool) -> None:
 )  # fmt: skip
 @click.option(
     "--target", metavar="PATH_OR_ID",
-    help="The heads' target: its output embedding is what format C leaves out. Only that tensor is read.",
+    help="The heads' target: its output embedding is what format C leaves out. Where its files allow it, only that is read.",
 )  # fmt: skip
 @click.option("-o", "--output", required=True, type=click.Path(file_okay=False), help="A new or empty directory.")
 def convert(path: str, to: str, target: str | None, output: str) -> None:
@@ -74,15 +76,22 @@ def convert(path: str, to: str, target: str | None, output: str) -> None:
     require_torch("treeopt heads convert")
     from treeopt.heads.checkpoint import read_checkpoint
     from treeopt.heads.convert import convert as write
-    from treeopt.heads.convert import read_lm_head
-    from treeopt.targets.embedding import output_embedding_names
 
     found = read_checkpoint(path)
     found.report()
-    lm_head = None if target is None else read_lm_head(*output_embedding_names(target))
+    lm_head = None if target is None else _lm_head(target)
     write(found, to, Path(output), lm_head)
     click.echo(f"format {found.names.format} to {to}: {found.num_heads} heads of {found.num_layers} layers")
     click.echo(f"written to {output}", err=True)
+
+
+def _lm_head(target: str) -> Tensor:
+    """Return the target's output embedding, read from its files alone where their names are the model's."""
+    from treeopt.heads.convert import read_lm_head
+    from treeopt.targets.embedding import load_output_embedding, output_embedding_names
+
+    found = read_lm_head(*output_embedding_names(target))
+    return load_output_embedding(target) if found is None else found
 
 
 def _summary(found: Checkpoint) -> dict[str, Any]:

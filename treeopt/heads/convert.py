@@ -41,6 +41,11 @@ def convert(found: Checkpoint, to: str, directory: Path, lm_head: Tensor | None 
         raise HeadsError(f"`{directory}` is not empty; give a new directory")
     if found.ids is not None and to != "D":
         raise HeadsError(f"`{found.source}` has a vocabulary map, which format {to} has no place for; convert it to D")
+    if lm_head is not None and (lm_head.ndim != 2 or not lm_head.is_floating_point()):
+        raise HeadsError(
+            f"the target's output embedding has shape {tuple(lm_head.shape)} and dtype {lm_head.dtype}; give a target whose "
+            "output embedding is not quantised"
+        )
     if lm_head is not None and lm_head.shape[-1] != found.hidden_size:
         raise HeadsError(
             f"`{found.source}`: hidden size {found.hidden_size}, the target's is {lm_head.shape[-1]}; these heads belong to "
@@ -57,8 +62,8 @@ def convert(found: Checkpoint, to: str, directory: Path, lm_head: Tensor | None 
     )
 
 
-def read_lm_head(where: str | Path, names: Sequence[str]) -> Tensor:
-    """Read a target's output embedding, and nothing else of it.
+def read_lm_head(where: str | Path, names: Sequence[str]) -> Tensor | None:
+    """Read a target's output embedding from its files, and nothing else of it.
 
     Parameters
     ----------
@@ -67,23 +72,14 @@ def read_lm_head(where: str | Path, names: Sequence[str]) -> Tensor:
     names : sequence of str
         The names it may have.
 
-    Raises
-    ------
-    HeadsError
-        If the files hold none of them.
+    Returns
+    -------
+    Tensor or None
+        None if the files hold none of these names.
     """
     files = TensorFiles.find(where, MODEL_FILES)
-    held = [name for name in names if name in files.shards]
-    if not held:
-        expected = " or ".join(f"`{name}`" for name in names)
-        raise HeadsError(f"`{files.source}` holds no {expected}; give a target whose output embedding is not quantised")
-    found = files.read(held[:1])[held[0]]
-    if found.ndim != 2 or not found.is_floating_point():
-        raise HeadsError(
-            f"`{files.source}`: `{held[0]}` has shape {tuple(found.shape)} and dtype {found.dtype}; give a target whose "
-            "output embedding is not quantised"
-        )
-    return found
+    held = [name for name in names if name in files.shards][:1]
+    return files.read(held)[held[0]] if held else None
 
 
 def _owned(found: Checkpoint, to: str, lm_head: Tensor | None) -> dict[str, Tensor]:

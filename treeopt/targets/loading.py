@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from treeopt.errors import MissingExtraError, TargetError
 from treeopt.targets.demo import DEMO_NAME, demo_directory
 
-__all__ = ["DTYPES", "LoadedTarget", "eos_ids", "fingerprint", "load_target"]
+__all__ = ["DTYPES", "LoadedTarget", "dtype_keyword", "eos_ids", "fingerprint", "load_target", "loading_errors"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SAMPLED_VALUES = 1024  # per parameter: enough to tell fine-tunes apart, and quick at 70B
@@ -90,25 +91,30 @@ def load_target(
     if device_map is not None:
         _require_accelerate("--device-map")
     transformers_logging.disable_progress_bar()
-    try:
+    with loading_errors(name):
         tokenizer = AutoTokenizer.from_pretrained(where)
         quantised = getattr(AutoConfig.from_pretrained(where), "quantization_config", None) is not None
         if quantised and device_map is None:
-            _require_accelerate(f"--target {name}, which is quantised,")
+            _require_accelerate(f"--target {name}")
             device_map = {"": device}
-        own = dtype == "auto" and quantised  # its parts have dtypes that belong together
-        keywords: dict[str, Any] = {
-            "torch_dtype" if _old_keyword() else "dtype": "auto" if own else _dtype(dtype, device)
-        }
+        # The parts of a quantised target have dtypes that belong together.
+        keywords: dict[str, Any] = {dtype_keyword(): "auto" if quantised and dtype == "auto" else _dtype(dtype, device)}
         if device_map is None:
             model = AutoModelForCausalLM.from_pretrained(where, **keywords).to(device)
         else:
             model = AutoModelForCausalLM.from_pretrained(where, device_map=device_map, **keywords)
             _require_whole(name, model)
+    return LoadedTarget(name=name, model=model.eval(), tokenizer=tokenizer)
+
+
+@contextmanager
+def loading_errors(name: str) -> Iterator[None]:
+    """Turn what transformers raises while loading a target into one line that names it."""
+    try:
+        yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise TargetError(f"`{name}` cannot be loaded as a target: {reason}") from error
-    return LoadedTarget(name=name, model=model.eval(), tokenizer=tokenizer)
 
 
 def _require_accelerate(command: str) -> None:
@@ -129,10 +135,11 @@ def _require_whole(name: str, model: PreTrainedModel) -> None:
         )
 
 
-def _old_keyword() -> bool:
+def dtype_keyword() -> str:
+    """Return the name under which from_pretrained takes a dtype: it was renamed in transformers 5."""
     import transformers
 
-    return int(transformers.__version__.split(".")[0]) < 5
+    return "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
 
 
 def _dtype(name: str, device: str) -> torch.dtype | str:

@@ -32,7 +32,8 @@ class ResidualBlock(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return a tensor of the shape of `hidden`."""
+        """Return a tensor of the shape of `hidden`, on the block's own device: a large target may lie on several."""
+        hidden = hidden.to(self.linear.weight.device)
         return hidden + functional.silu(self.linear(hidden))
 
 
@@ -163,6 +164,8 @@ class MedusaHeads(nn.Module):
             own: Tensor = self.lm_heads[head].weight  # type: ignore[assignment]
             return own
         weight: Tensor = self._shared[0].weight  # type: ignore[assignment]
+        if weight.shape != (num_rows(self._shared[0]), self.hidden_size) or not weight.is_floating_point():
+            raise HeadsError("`lm_head` of the target is quantised; give a target whose output embedding is not")
         return weight[: self.vocabulary] if self.columns.ids is None else weight[self.columns.ids]
 
     def states(self, hidden: Tensor) -> Tensor:

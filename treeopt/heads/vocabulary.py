@@ -54,7 +54,7 @@ class Columns(nn.Module):
 
     def tokens(self, columns: Tensor) -> Tensor:
         """Return the target's token of each column."""
-        return columns if self.ids is None else self.ids[columns]
+        return columns if self.ids is None else self.ids[columns.to(self.ids.device)]
 
     def guesses(self, logits: Tensor, num_ranks: int) -> Tensor:
         """Return the target's tokens at ranks 0 … num_ranks - 1, shape (..., num_ranks).
@@ -76,6 +76,7 @@ class Columns(nn.Module):
         tokens : Tensor of int64, shape (rows,)
             The target's.
         """
+        tokens = tokens.to(logits.device)
         if self.places is None:
             known, columns = tokens < self.num_columns, tokens.clamp(max=self.num_columns - 1)
         else:
@@ -97,12 +98,12 @@ Draft = Callable[["MedusaHeads", Tensor, Sequence[int]], list[Tensor]]
 
 
 def in_target_ids(draft: Draft) -> Draft:
-    """Turn a method that drafts columns into one that drafts the target's tokens."""
+    """Turn a method that drafts columns into one that drafts the target's tokens, on the device of the hidden states."""
 
     @wraps(draft)
     def drafted(heads: MedusaHeads, hidden: Tensor, ranks: Sequence[int]) -> list[Tensor]:
         heads.columns.require_ranks(max(ranks, default=0))
-        return [heads.columns.tokens(columns) for columns in draft(heads, hidden, ranks)]
+        return [heads.columns.tokens(columns).to(hidden.device) for columns in draft(heads, hidden, ranks)]
 
     return drafted
 

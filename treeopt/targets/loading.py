@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from treeopt.errors import MissingExtraError, TargetError
+from treeopt.errors import TargetError
 from treeopt.targets.demo import DEMO_NAME, demo_directory
+from treeopt.targets.placement import hand_over, require_accelerate, require_whole
 
 __all__ = ["DTYPES", "LoadedTarget", "dtype_keyword", "eos_ids", "fingerprint", "load_target", "loading_errors"]
 
@@ -89,13 +89,13 @@ def load_target(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device_map is not None:
-        _require_accelerate("--device-map")
+        require_accelerate("--device-map")
     transformers_logging.disable_progress_bar()
     with loading_errors(name):
         tokenizer = AutoTokenizer.from_pretrained(where)
         quantised = getattr(AutoConfig.from_pretrained(where), "quantization_config", None) is not None
         if quantised and device_map is None:
-            _require_accelerate(f"--target {name}")
+            require_accelerate(f"--target {name}")
             device_map = {"": device}
         # The parts of a quantised target have dtypes that belong together.
         keywords: dict[str, Any] = {dtype_keyword(): "auto" if quantised and dtype == "auto" else _dtype(dtype, device)}
@@ -103,7 +103,8 @@ def load_target(
             model = AutoModelForCausalLM.from_pretrained(where, **keywords).to(device)
         else:
             model = AutoModelForCausalLM.from_pretrained(where, device_map=device_map, **keywords)
-            _require_whole(name, model)
+            require_whole(name, model)
+            hand_over(model)
     return LoadedTarget(name=name, model=model.eval(), tokenizer=tokenizer)
 
 
@@ -115,24 +116,6 @@ def loading_errors(name: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise TargetError(f"`{name}` cannot be loaded as a target: {reason}") from error
-
-
-def _require_accelerate(command: str) -> None:
-    if importlib.util.find_spec("accelerate") is None:
-        raise MissingExtraError(command, "accelerate", "large")
-
-
-def _require_whole(name: str, model: PreTrainedModel) -> None:
-    """Refuse a model of which a part was left on the disk or in the memory of the CPU, to be moved at every step."""
-    placed: dict[str, Any] = getattr(model, "hf_device_map", None) or {}
-    off = [part for part, device in placed.items() if device == "disk"]
-    if len(set(placed.values())) > 1:
-        off += [part for part, device in placed.items() if device == "cpu"]
-    if off:
-        raise TargetError(
-            f"`{name}` does not fit on the devices: `{off[0]}` would stay on {placed[off[0]]}; give more or larger devices, "
-            "or a quantised target"
-        )
 
 
 def dtype_keyword() -> str:

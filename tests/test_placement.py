@@ -45,6 +45,17 @@ def test_a_device_map_of_the_cpu_alone_loads_the_same_target(tiny_directory, tin
     assert TreeVerifier(mapped.model, heads, tree).decode([[3, 1, 4]], 12) == expected
 
 
+def test_a_target_with_a_part_on_the_disk_is_refused(tiny_directory):
+    with pytest.raises(TargetError, match=r"does not fit on the devices: `lm_head` would wait on disk"):
+        load_target(str(tiny_directory), device_map={"model": "cpu", "lm_head": "disk"})
+
+
+def test_a_loaded_target_hands_its_results_over(monkeypatch, tiny_directory):
+    given = []
+    monkeypatch.setattr(loading, "hand_over", given.append)
+    assert given == [load_target(str(tiny_directory), device_map={"": "cpu"}).model]
+
+
 def test_calibration_takes_a_device_map(run, tiny_directory, tiny_heads_directory, tiny_prompts):
     models = ["--target", tiny_directory, "--heads", tiny_heads_directory, "--prompts", tiny_prompts]
     for arguments in (["-o", "plain"], ["-o", "mapped", "--device-map", "auto"]):

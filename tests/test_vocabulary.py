@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tests.reference import rank_of
 from treeopt import RankTrace, read_tree
 from treeopt.calibrate.continuations import Continuation
 from treeopt.calibrate.observe import Candidates, observe
+from treeopt.cli.options import load_models
 from treeopt.errors import HeadsError
 from treeopt.heads import MedusaHeads
 from treeopt.heads.vocabulary import Columns, is_padding, mapped_ids, require_equal_vocabularies
@@ -172,6 +174,17 @@ def test_a_column_that_pads_the_vocabulary_never_wins(tmp_path):
     logits = heads.project(heads.states(hidden)[0], 0)
     assert heads.columns.ranks(logits, torch.tensor([51189, 51190])).tolist()[1] == NO_GUESS
     assert heads.embedding(0).shape == (51190, 8)
+
+
+def test_the_command_line_counts_the_tokenizers_tokens(tmp_path, tiny_directory, tiny_heads_directory):
+    shutil.copytree(tiny_directory, tmp_path / "target")
+    path = tmp_path / "target" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    for word in ("10", "11", "12"):
+        del tokenizer["model"]["vocab"][word]
+    path.write_text(json.dumps(tokenizer))
+    target, heads, _ = load_models(str(tmp_path / "target"), str(tiny_heads_directory), "cpu", "auto")
+    assert (target.num_tokens, heads.vocabulary, target.model.config.vocab_size) == (10, 10, 13)
 
 
 @pytest.mark.parametrize(("rows", "target_rows"), [(51200, 51200), (51190, 51200), (51200, 51190), (51190, 51190)])

@@ -72,10 +72,18 @@ def test_training_takes_a_device_map(run, tiny_directory, tiny_prompts):
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("command", [["calibrate"], ["verify", "tree.json"], ["profile"], ["train", "-o", "heads"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["calibrate", "--heads", "nowhere"],
+        ["verify", "tree.json", "--heads", "nowhere"],
+        ["profile", "--heads", "nowhere"],
+        ["train", "-o", "heads"],
+    ],
+)
 def test_a_device_and_a_device_map_are_a_contradiction(run, table, command):
     run("build", table, "-o", "tree.json")
-    result = run(*command, "--device", "cpu", "--device-map", "auto")
+    result = run(*command, "--target", "nowhere", "--device", "cpu", "--device-map", "auto")
     assert result.exit_code == 2
     assert "--device and --device-map both say where the target goes" in result.stderr
 

@@ -80,7 +80,9 @@ def test_own_output_embeddings_that_copy_the_targets_give_equal_logits(tmp_path,
     for path in (tmp_path, tmp_path / "medusa_lm_head.pt"):
         own = MedusaHeads.load(path, tiny_target)
         assert own.lm_heads is not None
-        assert (own(hidden) - tiny_heads(hidden)).abs().max() < 1e-5
+        states = tiny_heads.states(hidden)
+        # Head by head: a product of all heads' rows at once may round otherwise.
+        assert all(torch.equal(own.project(states[h], h), tiny_heads.project(states[h], h)) for h in range(4))
         assert all(map(torch.equal, own.draft(hidden, [2, 3]), tiny_heads.draft(hidden, [2, 3])))
 
 

@@ -42,7 +42,7 @@ def plain(target, prompt, max_new_tokens, **keywords):
 class Guesses:
     """Heads that guess given tokens, for steps whose outcome is written down beforehand."""
 
-    num_heads = 5
+    num_heads, vocabulary = 5, 13
 
     def __init__(self, *guesses):
         self.guesses = guesses
@@ -192,7 +192,7 @@ def test_the_heads_read_each_rows_own_accepted_node(tiny_target):
     drafts = [[*texts[0][1:3], wrong[0], 0], [wrong[1], *texts[1][2:5]]]
 
     class Rows:
-        num_heads = 4
+        num_heads, vocabulary = 4, 13
 
         def draft(self, hidden, ranks):
             return [torch.tensor([[row[depth]] for row in drafts]) for depth in range(4)]

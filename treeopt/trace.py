@@ -19,11 +19,13 @@ from treeopt.acceptance import AcceptanceTable
 from treeopt.errors import TraceError
 from treeopt.files import replacing
 
-__all__ = ["RankTrace"]
+__all__ = ["NO_GUESS", "RankTrace"]
 
 SCHEMA = "treeopt.trace/1"
 DEFAULT_RANKS = 256
 UNOBSERVED = -1
+# Rank of a token that none of a head's guesses stands for: beyond every tree, and never among the ranks that are counted.
+NO_GUESS = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +38,8 @@ class RankTrace:
     Parameters
     ----------
     ranks : array_like of int32, shape (positions, heads)
-        Rank of the true token in the head's guesses, from 0; -1 where the document ends before it.
+        Rank of the true token in the head's guesses, from 0; -1 where the document ends before it, 2147483647 where the
+        head's vocabulary lacks it.
     documents : array_like of int64, shape (documents + 1,)
         Document d holds rows documents[d] … documents[d + 1] - 1.
     domains : sequence of str, optional

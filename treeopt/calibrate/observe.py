@@ -14,7 +14,6 @@ from torch import Tensor
 from treeopt.attention.passes import Pass
 from treeopt.calibrate.continuations import Continuation
 from treeopt.heads.medusa import MedusaHeads
-from treeopt.heads.ranking import ranks_of, top_ranked
 from treeopt.targets.forward import Forward
 
 __all__ = ["Candidates", "Observation", "batches", "document_states", "observe"]
@@ -119,9 +118,9 @@ def _ranks(heads: MedusaHeads, states: Tensor, tokens: Tensor, num_guesses: int)
         for start in range(0, observed, rows):
             end = min(start + rows, observed)
             logits = heads.project(block(states[start:end]), head)
-            ranks[start:end, head] = ranks_of(logits, tokens[start + 1 + head : end + 1 + head])
+            ranks[start:end, head] = heads.columns.ranks(logits, tokens[start + 1 + head : end + 1 + head])
             if num_guesses:
-                guesses[start:end, head] = top_ranked(logits, num_guesses)
+                guesses[start:end, head] = heads.columns.guesses(logits, num_guesses)
     return ranks, guesses
 
 

@@ -44,6 +44,7 @@ def calibrate(
     target: str,
     heads_name: str | None,
     device: str,
+    device_map: str | None,
     dtype: str,
     prompt_files: tuple[str, ...],
     split: str,
@@ -77,7 +78,7 @@ def calibrate(
     if temperature != 1.0 and not candidates:
         raise click.UsageError("--temperature is that of --candidates; give both or neither")
     prompts = read_prompt_files(prompts_path(prompt_files), split=split)
-    loaded, heads, name = load_models(target, heads_name, device, dtype)
+    loaded, heads, name = load_models(target, heads_name, device, dtype, device_map)
     size = batch_size or auto_batch_size(loaded.model, max_new_tokens)
     settings = CalibrationSettings(continuations, max_new_tokens, size, seed, Candidates(candidates, temperature))
     chosen = spread(prompts, settings, max_tokens)

@@ -22,10 +22,12 @@ __all__ = [
     "WholeOrAuto",
     "attention_option",
     "attention_used",
+    "device_map_option",
     "heads_path",
     "kind_of",
     "load_models",
     "prompts_path",
+    "require_one_placement",
     "require_torch",
     "seed_option",
     "target_options",
@@ -52,8 +54,14 @@ class WholeOrAuto(click.ParamType):  # type: ignore[type-arg]  # generic since c
         return int(value)
 
 
+device_map_option = click.option(
+    "--device-map", type=click.Choice(["auto", "balanced", "balanced_low_0", "sequential"]),
+    help="Spread a large target over all devices, as transformers does; instead of --device.",
+)  # fmt: skip
+
+
 def target_options(command: Command) -> Command:
-    """Add --target, --heads, --device and --dtype."""
+    """Add --target, --heads, --device, --device-map and --dtype."""
     for option in reversed(
         [
             click.option(
@@ -66,6 +74,7 @@ def target_options(command: Command) -> Command:
             click.option(
                 "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, …; auto is cuda if there is one."
             ),
+            device_map_option,
             click.option(
                 "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",
                 show_default=True, help="auto is float32 on a CPU, the checkpoint's own on a GPU.",
@@ -103,14 +112,23 @@ def heads_path(target: str, heads: str | None) -> Path:
     raise HeadsError(f"`--target {target}` needs --heads; give its Medusa heads, or train some with treeopt train")
 
 
-def load_models(target: str, heads: str | None, device: str, dtype: str) -> tuple[LoadedTarget, MedusaHeads, str]:
+def require_one_placement(device: str, device_map: str | None) -> None:
+    """Refuse --device beside --device-map."""
+    if device_map is not None and device != "auto":
+        raise click.UsageError("--device and --device-map both say where the target goes; give one of them")
+
+
+def load_models(
+    target: str, heads: str | None, device: str, dtype: str, device_map: str | None = None
+) -> tuple[LoadedTarget, MedusaHeads, str]:
     """Load target and heads; also return the heads' name for metadata."""
+    require_one_placement(device, device_map)
     from treeopt.heads import MedusaHeads
     from treeopt.targets.loading import load_target
 
     where = heads_path(target, heads)  # first: it costs nothing and may fail
-    loaded = load_target(target, device=device, dtype=dtype)
-    return loaded, MedusaHeads.load(where, loaded.model), heads or "demo"
+    loaded = load_target(target, device=device, dtype=dtype, device_map=device_map)
+    return loaded, MedusaHeads.load(where, loaded.model, num_tokens=loaded.num_tokens), heads or "demo"
 
 
 def attention_used(name: str, asked: str, refused: dict[str, str]) -> str:

@@ -32,6 +32,7 @@ def profile(
     target: str,
     heads_name: str | None,
     device: str,
+    device_map: str | None,
     dtype: str,
     nodes: tuple[int, ...],
     batches: tuple[int, ...],
@@ -58,7 +59,7 @@ def profile(
     from treeopt.show import describe_latency
     from treeopt.trace import RankTrace
 
-    loaded, heads, _ = load_models(target, heads_name, device, dtype)
+    loaded, heads, _ = load_models(target, heads_name, device, dtype, device_map)
     table = RankTrace.read(trace or calibration_path(DEMO_TRACE)).table()
     largest = best_tree(table, max(nodes), max_depth=heads.num_heads)
     settings = ProfileSettings(tuple(sorted(set(nodes))), batches, contexts, repeats, attention)

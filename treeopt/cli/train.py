@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from treeopt.cli.options import MAX_SEED, prompts_path, require_torch
+from treeopt.cli.options import MAX_SEED, device_map_option, prompts_path, require_one_placement, require_torch
 
 __all__ = ["train"]
 
@@ -25,6 +25,7 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
     help="A Hugging Face directory or hub id; demo is SmolLM2-135M-Instruct, fetched once.",
 )  # fmt: skip
 @click.option("--device", default="auto", show_default=True)
+@device_map_option
 @click.option(
     "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto", show_default=True
 )
@@ -53,6 +54,7 @@ def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
 def train(
     target: str,
     device: str,
+    device_map: str | None,
     dtype: str,
     prompt_files: tuple[str, ...],
     split: str,
@@ -77,6 +79,7 @@ def train(
         treeopt train --target demo --num-heads 4 -o heads/
     """
     require_torch("treeopt train")
+    require_one_placement(device, device_map)
     import torch
 
     from treeopt.calibrate.continuations import continue_prompts, dataset_continuations
@@ -85,7 +88,7 @@ def train(
     from treeopt.training import TrainingSettings, train_heads
 
     prompts = read_prompt_files(prompts_path(prompt_files), split=split)
-    loaded = load_target(target, device=device, dtype=dtype)
+    loaded = load_target(target, device=device, dtype=dtype, device_map=device_map)
     work = Path(f"{Path(output).resolve()}.partial")
     if continuations == "dataset":
         documents = dataset_continuations(loaded, prompts, max_new_tokens=max_new_tokens)

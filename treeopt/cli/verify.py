@@ -51,6 +51,7 @@ def verify(
     target: str,
     heads_name: str | None,
     device: str,
+    device_map: str | None,
     dtype: str,
     prompt_files: tuple[str, ...],
     split: str,
@@ -81,7 +82,7 @@ def verify(
     built = read_tree(tree)
     prompts = read_prompt_files(prompts_path(prompt_files), split=split)
     chosen = evenly(prompts, limit or len(prompts))
-    loaded, heads, _ = load_models(target, heads_name, device, dtype)
+    loaded, heads, _ = load_models(target, heads_name, device, dtype, device_map)
     verifier = TreeVerifier(loaded.model, heads, built.tree, attention=attention)
     click.echo(attention_used(verifier.attention, attention, verifier.refused), err=True)
     found = []

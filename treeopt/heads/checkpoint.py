@@ -1,189 +1,249 @@
-"""Checkpoint files of Medusa heads: read strictly, heads and layers counted from the tensors.
-
-Two forms are read: residual blocks alone, to be used with the target's output embedding, and blocks followed by an
-output embedding for each head. Tensor ``{head}.{layer}.linear.weight`` is a block's, ``{head}.{layers}.weight`` the
-embedding's.
-"""
+"""Checkpoints of Medusa heads: read strictly, heads and layers counted from the tensors, and written."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from treeopt.errors import HeadsError
 from treeopt.files import replacing
+from treeopt.heads.files import HEADS_FILES, TensorFiles
+from treeopt.heads.formats import BLOCKS_FIRST, HEADS_FIRST, Names, recognise
+from treeopt.heads.vocabulary import mapped_ids
 
 __all__ = ["Checkpoint", "read_checkpoint", "write_checkpoint"]
-
-FILE_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
-LM_HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Tensors of a checkpoint under the module's names.
+    """Heads as a checkpoint holds them.
 
     Attributes
     ----------
-    num_heads, num_layers : int
-        Counted from the tensors.
-    own_lm_heads : bool
-        Whether each head brings its output embedding.
+    source : Path
+        The file or index.
+    names : Names
+        Format, prefix, heads and layers, and the file's name of each tensor.
+    hidden_size : int
     tensors : dict of str to Tensor
-    names : dict of str to str
-        The file's name of each tensor.
+        Under the module's names. Blocks without a bias have one of zeros here, which computes the same.
+    ids : Tensor of int64 or None
+        The target's token of each row of the output embeddings, where there is a map.
+    disagreements : tuple of str
+        What config.json says otherwise, a line each.
     """
 
-    num_heads: int
-    num_layers: int
-    own_lm_heads: bool
+    source: Path
+    names: Names
+    hidden_size: int
     tensors: dict[str, Tensor]
-    names: dict[str, str]
+    ids: Tensor | None
+    disagreements: tuple[str, ...]
+
+    @property
+    def num_heads(self) -> int:
+        """Counted from the tensors."""
+        return self.names.num_heads
+
+    @property
+    def num_layers(self) -> int:
+        """Counted from the tensors."""
+        return self.names.num_layers
+
+    @property
+    def own_lm_heads(self) -> bool:
+        """Whether the heads bring output embeddings."""
+        return self.names.own_lm_heads
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Rows of the heads' own output embeddings, or None without any."""
+        return _rows(self.tensors)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Of the stored tensors, by name."""
+        stored = (self.tensors[name] for name in self.names.tensors)
+        return tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored}))
+
+    def report(self) -> None:
+        """Print the disagreements on stderr: published configurations are wrong, and the weights are right."""
+        for line in self.disagreements:
+            print(line, file=sys.stderr)
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint file, the one in a directory, or the one of a hub id.
 
+    Of a whole model only the heads' tensors are read.
+
     Raises
     ------
     HeadsError
-        If there is none, it cannot be read, or a tensor is missing or unknown.
+        If there is none, it cannot be read, or a tensor is missing, unknown, mis-shaped or not finite.
     """
-    file = _find(Path(path))
-    found = _load(file)
-    blocks = {name: match for name in found if (match := BLOCK.fullmatch(name))}
-    lm_heads = {name: match for name in found if (match := LM_HEAD.fullmatch(name))}
-    unknown = sorted(set(found) - set(blocks) - set(lm_heads))
-    if unknown:
-        raise HeadsError(f"`{file}` has the tensor `{unknown[0]}`, which no Medusa head has; give heads alone")
-    if not blocks:
-        raise HeadsError(f"`{file}` holds no residual block (`0.0.linear.weight`); it is no checkpoint of Medusa heads")
-    num_heads = 1 + max(int(match[1]) for match in (*blocks.values(), *lm_heads.values()))
-    num_layers = 1 + max(int(match[2]) for match in blocks.values())
-    if num_heads * num_layers > len(found):
-        raise HeadsError(
-            f"`{file}` names head {num_heads - 1} but holds {len(found)} tensors; get the whole checkpoint again"
-        )
-    names = _expected(num_heads, num_layers, own_lm_heads=bool(lm_heads))
-    missing = sorted(set(names.values()) - set(found))
-    if missing:
-        raise HeadsError(f"`{file}` lacks the tensor `{missing[0]}`; get the whole checkpoint again")
-    extra = sorted(set(found) - set(names.values()))
-    if extra:
-        raise HeadsError(f"`{file}` has `{extra[0]}` beside {num_layers} layers a head; it is not of one form")
-    _compare_with_config(file, num_heads, num_layers)
-    tensors = {name: found[original] for name, original in names.items()}
-    for name, tensor in tensors.items():
-        # A NaN beats and ties with nothing, so that every rank would be counted as 0.
-        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
-            raise HeadsError(f"`{file}`: `{names[name]}` holds NaN, infinities or no floating point; train it again")
-    return Checkpoint(num_heads, num_layers, bool(lm_heads), tensors, names)
+    files = TensorFiles.find(path)
+    config_path, config = files.config()
+    names = recognise(files.source, files.shards, shared=bool((config or {}).get("original_lm_head")))
+    stored = files.read(sorted({*names.tensors.values(), *names.maps.values()}))
+    ids = mapped_ids(files.source, {kind: stored[name] for kind, name in names.maps.items()})
+    tensors = {name: stored[original] for name, original in names.tensors.items()}
+    hidden_size = _check_shapes(files.source, names, tensors)
+    for original in set(names.tensors.values()):
+        _check_values(files.source, original, stored[original])
+    tensors = _selected(files.source, names, tensors, ids)
+    counted = _counted(names, hidden_size, _rows(tensors), mapped=ids is not None)
+    disagreements = _disagreements(config_path, config, counted)
+    return Checkpoint(files.source, names, hidden_size, _with_biases(names, tensors), ids, disagreements)
 
 
-def write_checkpoint(directory: Path, tensors: dict[str, Tensor], num_heads: int, num_layers: int) -> None:
-    """Write tensors under the file's names, and a config.json beside them."""
-    names = _expected(num_heads, num_layers, own_lm_heads=any(name.startswith("lm_heads.") for name in tensors))
-    config = {"medusa_num_heads": num_heads, "medusa_num_layers": num_layers, "version": "2"}
-    with replacing(directory / FILE_NAMES[0]) as temporary:
-        save_file({names[name]: value.contiguous() for name, value in tensors.items()}, temporary)
+def write_checkpoint(
+    directory: Path,
+    tensors: Mapping[str, Tensor],
+    num_heads: int,
+    num_layers: int,
+    *,
+    vllm: bool = False,
+    ids: Tensor | None = None,
+    vocab_size: int | None = None,
+) -> None:
+    """Write tensors and a config.json: format A or C, by whether there are output embeddings, or D.
+
+    Parameters
+    ----------
+    directory : Path
+    tensors : mapping of str to Tensor
+        Under the module's names, biases included.
+    num_heads, num_layers : int
+    vllm : bool
+        Format D.
+    ids : Tensor of int64, optional
+        Written as ``token_map``; for format D only.
+    vocab_size : int, optional
+        Of the target; for format D only.
+    """
+    own = "lm_heads.0.weight" in tensors
+    layout = BLOCKS_FIRST if vllm else HEADS_FIRST
+    names = layout.names(num_heads, num_layers, lm_heads=own)
+    if vllm:
+        rows, hidden_size = tensors["lm_heads.0.weight"].shape
+        config: dict[str, Any] = {
+            "architectures": ["MedusaModel"],
+            "hidden_size": hidden_size,
+            "medusa_fc_bias": True,
+            "model_type": "medusa",
+            "num_heads": num_heads,
+            "num_hidden_layers": num_layers,
+            "original_lm_head": False,
+            "truncated_vocab_size": rows,
+            "vocab_size": vocab_size or rows,
+        }
+    else:
+        config = {"medusa_num_heads": num_heads, "medusa_num_layers": num_layers, **({} if own else {"version": "2"})}
+    stored = {names[name]: value for name, value in _apart(tensors).items()}
+    if ids is not None:
+        stored["token_map"] = ids
+    with replacing(directory / ("model.safetensors" if vllm else HEADS_FILES[0])) as temporary:
+        save_file(stored, temporary, metadata={"format": "pt"} if vllm else None)
     with replacing(directory / "config.json") as temporary:
         temporary.write_text(json.dumps(config, indent=2) + "\n", encoding="utf8")
 
 
-def _expected(num_heads: int, num_layers: int, *, own_lm_heads: bool) -> dict[str, str]:
-    """Map the module's names to the file's."""
-    names = {
-        f"blocks.{head}.{layer}.linear.{kind}": f"{head}.{layer}.linear.{kind}"
-        for head in range(num_heads)
-        for layer in range(num_layers)
-        for kind in ("weight", "bias")
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with memory of their own, which the file format demands; heads may share one embedding."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in seen else tensor.contiguous()
+        seen.add(place)
+    return found
+
+
+def _check_shapes(source: Path, names: Names, tensors: Mapping[str, Tensor]) -> int:
+    """Return the hidden size that most tensors have; refuse the others."""
+    widths = Counter(tensor.shape[-1] for tensor in tensors.values() if tensor.ndim)
+    heights = Counter(tensor.shape[0] for name, tensor in tensors.items() if _is_lm_head(name) and tensor.ndim)
+    hidden_size = widths.most_common(1)[0][0] if widths else 0
+    for name, tensor in tensors.items():
+        expected: tuple[int, ...] = (hidden_size,) if name.endswith("bias") else (hidden_size, hidden_size)
+        if _is_lm_head(name):
+            expected = (heights.most_common(1)[0][0] if heights else 0, hidden_size)
+        if tuple(tensor.shape) != expected:
+            raise HeadsError(
+                f"`{source}`: `{names.tensors[name]}` has shape {tuple(tensor.shape)}, the other tensors need {expected}; "
+                "get the checkpoint again"
+            )
+    return hidden_size
+
+
+def _check_values(source: Path, name: str, tensor: Tensor) -> None:
+    # A NaN beats and ties with nothing, so that every rank would be counted as 0.
+    if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+        raise HeadsError(f"`{source}`: `{name}` holds NaN, infinities or no floating point; train it again")
+
+
+def _selected(source: Path, names: Names, tensors: dict[str, Tensor], ids: Tensor | None) -> dict[str, Tensor]:
+    """Return the tensors with the mapped rows of the output embeddings: some files hold all rows beside a map."""
+    rows = _rows(tensors)
+    if ids is None or rows == len(ids):
+        return tensors
+    kind = next(name for name in ("token_map", "d2t") if name in names.maps)
+    if rows is None:
+        raise HeadsError(f"`{source}` has a `{kind}` but no output embeddings for it to map; get the whole checkpoint")
+    if kind != "token_map" or rows < len(ids) or int(ids.max()) >= rows:
+        raise HeadsError(
+            f"`{source}`: `{names.tensors['lm_heads.0.weight']}` has {rows} rows, `{kind}` {len(ids)}; they must be equal"
+        )
+    return {name: tensor[ids] if _is_lm_head(name) else tensor for name, tensor in tensors.items()}
+
+
+def _with_biases(names: Names, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    if names.bias:
+        return tensors
+    zeros = {
+        name.removesuffix("weight") + "bias": tensor.new_zeros(len(tensor))
+        for name, tensor in tensors.items()
+        if not _is_lm_head(name)
     }
-    if own_lm_heads:
-        names |= {f"lm_heads.{head}.weight": f"{head}.{num_layers}.weight" for head in range(num_heads)}
-    return names
+    return tensors | zeros
 
 
-def _find(path: Path) -> Path:
-    if path.is_file():
-        return path
-    for name in FILE_NAMES:
-        if (path / name).is_file():
-            return path / name
-    if not path.exists() and HUB_ID.fullmatch(path.as_posix()):
-        return _from_hub(path.as_posix())
-    raise HeadsError(
-        f"`{path}` holds no {' or '.join(FILE_NAMES)}; give a directory or file of Medusa heads, or a hub id"
+def _rows(tensors: Mapping[str, Tensor]) -> int | None:
+    return len(tensors["lm_heads.0.weight"]) if "lm_heads.0.weight" in tensors else None
+
+
+def _is_lm_head(name: str) -> bool:
+    return name.startswith("lm_heads.")
+
+
+def _counted(names: Names, hidden_size: int, rows: int | None, *, mapped: bool) -> dict[str, Any]:
+    """Return what config.json should say, by its own keys."""
+    counted: dict[str, Any] = {"hidden_size": hidden_size}
+    if names.format != "D":
+        return counted | {"medusa_num_heads": names.num_heads, "medusa_num_layers": names.num_layers}
+    counted |= {"num_heads": names.num_heads, "num_hidden_layers": names.num_layers, "medusa_fc_bias": names.bias}
+    counted["original_lm_head"] = len({name for key, name in names.tensors.items() if _is_lm_head(key)}) <= 1
+    if names.num_heads == 1 and rows is not None:
+        del counted["original_lm_head"]  # one head looks the same either way
+    if rows is not None:
+        counted |= {"truncated_vocab_size": rows} | ({} if mapped else {"vocab_size": rows})
+    return counted
+
+
+def _disagreements(path: Path, config: dict[str, Any] | None, counted: Mapping[str, Any]) -> tuple[str, ...]:
+    if config is None:
+        return (f"`{path}` is not JSON and is not read: heads and layers are counted from the weights",)
+    return tuple(
+        f"`{path}` says {key} = {config[key]}, the weights hold {value}: using {value}"
+        for key, value in counted.items()
+        if config.get(key, value) != value
     )
-
-
-def _from_hub(repository: str) -> Path:
-    """Fetch the heads, and their config.json if there is one, into the hub's own cache."""
-    try:
-        for name in FILE_NAMES:
-            if (found := _download(repository, name)) is not None:
-                _download(repository, "config.json")
-                return found
-    except Exception as error:  # offline, no such repository, no permission: the hub has many
-        reason = _first_line(error)
-        raise HeadsError(f"`{repository}` is no directory here and not to be had from the hub ({reason})") from error
-    raise HeadsError(f"`{repository}` on the hub holds no {' or '.join(FILE_NAMES)}; give a repository of Medusa heads")
-
-
-def _download(repository: str, name: str) -> Path | None:
-    """Return the fetched file, or None if the repository has none of that name."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(repository, name))
-    except LocalEntryNotFoundError:
-        raise  # also an EntryNotFoundError, but it says that the hub was not reached
-    except EntryNotFoundError:
-        return None
-
-
-def _load(file: Path) -> dict[str, Tensor]:
-    try:
-        if file.suffix == ".safetensors":
-            return dict(load_file(file))
-        # weights_only: a checkpoint is data, and unpickling anything else would run it.
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
-        raise HeadsError(f"`{file}` cannot be read ({_first_line(error)}); get the checkpoint again") from error
-    except Exception as error:  # pickle's own errors have no common base
-        raise HeadsError(f"`{file}` holds more than tensors and is not loaded ({_first_line(error)})") from error
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise HeadsError(f"`{file}` holds no mapping of names to tensors; give a state dict of Medusa heads")
-    return loaded
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _compare_with_config(file: Path, num_heads: int, num_layers: int) -> None:
-    """Say so in one line when config.json disagrees: published ones do, and the weights are right."""
-    config = file.parent / "config.json"
-    if not config.is_file():
-        return
-    try:
-        stated = json.loads(config.read_text(encoding="utf8"))
-    except ValueError:
-        print(f"`{config}` is not JSON and is not read: heads and layers are counted from the weights", file=sys.stderr)
-        return
-    if not isinstance(stated, dict):
-        stated = {}
-    counted = {"medusa_num_heads": num_heads, "medusa_num_layers": num_layers}
-    for key, value in counted.items():
-        if stated.get(key, value) != value:
-            print(f"`{config}` says {key} = {stated[key]}, the weights hold {value}: using {value}", file=sys.stderr)

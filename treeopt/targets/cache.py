@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from treeopt.attention.passes import Pass
 from treeopt.targets.limits import head_dim
+from treeopt.targets.placement import is_spread
 
 __all__ = ["RowCache", "bytes_per_token", "cache_keyword"]
 
@@ -69,14 +70,14 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 def _write(buffer: Tensor, new: Tensor, place: _Place) -> Tensor:
     at = place.at
     assert at is not None
+    rows = place.rows if isinstance(place.rows, slice) else place.rows.to(buffer.device)
     if at.start is not None:
-        buffer[place.rows, :, at.start : at.start + new.shape[2]] = new
+        buffer[rows, :, at.start : at.start + new.shape[2]] = new
     else:
-        rows = place.rows
-        if isinstance(rows, slice):
-            rows = torch.arange(buffer.shape[0], device=buffer.device)[rows]
-        buffer[rows[:, None], :, at.slots.to(buffer.device)] = new.transpose(1, 2)  # [rows, tokens, kv_heads, head_dim]
-    return buffer[place.rows, :, : at.span]
+        index = torch.arange(buffer.shape[0], device=buffer.device)[rows]
+        # [rows, tokens, kv_heads, head_dim]
+        buffer[index[:, None], :, at.slots.to(buffer.device)] = new.transpose(1, 2)
+    return buffer[rows, :, : at.span]
 
 
 class RowCache:
@@ -175,7 +176,7 @@ def _num_kv_heads(config: PretrainedConfig) -> int:
 
 def _layer_devices(target: PreTrainedModel, num_layers: int) -> list[torch.device]:
     """Return the device of each layer: one, unless the target was spread over several."""
-    if len(set((getattr(target, "hf_device_map", None) or {"": 0}).values())) == 1:
+    if not is_spread(target):
         return [target.device] * num_layers
     layers = next(m for m in target.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == num_layers)
     return [next(layer.parameters()).device for layer in layers]

@@ -16,6 +16,7 @@ from treeopt.errors import TargetError
 from treeopt.products import project
 from treeopt.targets.cache import cache_keyword
 from treeopt.targets.limits import check_architecture, context_length, head_dim, window_of
+from treeopt.targets.placement import decoder_of
 
 __all__ = ["Forward"]
 
@@ -41,12 +42,9 @@ class Forward:
     def __init__(self, target: PreTrainedModel, attention: str = AUTO) -> None:
         check_architecture(target)
         self.target = target
-        decoder = target.get_decoder()
-        # Some families answer with themselves on transformers 4.57.
-        self.decoder = target.base_model if decoder is target else decoder
+        self.decoder = decoder_of(target)
         self.lm_head = target.get_output_embeddings()
-        # Where logits are: choices are made and texts are kept there. A target may be spread over several devices.
-        self.device = self.lm_head.weight.device
+        self.device = target.device  # hidden states and logits come back to it, also from a target on several devices
         self._cache_keyword = cache_keyword(self.decoder)
         self._config: Any = target.config.get_text_config()
         self._context = context_length(target)

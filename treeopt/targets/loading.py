@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from treeopt.errors import TargetError
 from treeopt.targets.demo import DEMO_NAME, demo_directory
+from treeopt.targets.placement import hand_over, require_accelerate, require_whole
 
-__all__ = ["DTYPES", "LoadedTarget", "eos_ids", "fingerprint", "load_target"]
+__all__ = ["DTYPES", "LoadedTarget", "dtype_keyword", "eos_ids", "fingerprint", "load_target", "loading_errors"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SAMPLED_VALUES = 1024  # per parameter: enough to tell fine-tunes apart, and quick at 70B
@@ -37,6 +39,12 @@ class LoadedTarget:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the tokenizer knows; rows of the output embedding from there on are padding."""
+        vocabulary: dict[str, int] = self.tokenizer.get_vocab()
+        return 1 + max(vocabulary.values())
+
     def prompt_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of a chat, the opening of the assistant's turn included.
 
@@ -54,41 +62,67 @@ class LoadedTarget:
         return [*ids, *sorted(eos_ids(self.model))[:1]]
 
 
-def load_target(name: str, *, device: str = "auto", dtype: str = "auto") -> LoadedTarget:
+def load_target(
+    name: str, *, device: str = "auto", dtype: str = "auto", device_map: str | dict[str, Any] | None = None
+) -> LoadedTarget:
     """Load a causal language model and its tokenizer.
 
     Parameters
     ----------
     name : str
-        `demo`, a local directory, or a hub id.
+        `demo`, a local directory, or a hub id; quantised as its configuration says.
     device : str
         A torch device, or `auto`: the first CUDA device if there is one, else the CPU.
     dtype : {'auto', 'float32', 'bfloat16', 'float16'}
         `auto` keeps the checkpoint's own on a GPU and takes float32 on a CPU.
+    device_map : str or dict, optional
+        How to spread a large model over devices, instead of `device`: what transformers takes under this name.
 
     Raises
     ------
     TargetError
         If it cannot be fetched, is no causal language model, or does not fit.
+    MissingExtraError
+        If accelerate, which places large and quantised models, is not installed.
     """
     where = demo_directory() if name == DEMO_NAME else name
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    keywords: dict[str, Any] = {"torch_dtype" if _old_keyword() else "dtype": _dtype(dtype, device)}
+    if device_map is not None:
+        require_accelerate("--device-map")
     transformers_logging.disable_progress_bar()
-    try:
+    with loading_errors(name):
         tokenizer = AutoTokenizer.from_pretrained(where)
-        model = AutoModelForCausalLM.from_pretrained(where, **keywords).to(device).eval()
+        quantised = getattr(AutoConfig.from_pretrained(where), "quantization_config", None) is not None
+        if quantised and device_map is None:
+            require_accelerate(f"--target {name}")
+            device_map = {"": device}
+        # The parts of a quantised target have dtypes that belong together.
+        keywords: dict[str, Any] = {dtype_keyword(): "auto" if quantised and dtype == "auto" else _dtype(dtype, device)}
+        if device_map is None:
+            model = AutoModelForCausalLM.from_pretrained(where, **keywords).to(device)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(where, device_map=device_map, **keywords)
+            require_whole(name, model)
+            hand_over(model)
+    return LoadedTarget(name=name, model=model.eval(), tokenizer=tokenizer)
+
+
+@contextmanager
+def loading_errors(name: str) -> Iterator[None]:
+    """Turn what transformers raises while loading a target into one line that names it."""
+    try:
+        yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise TargetError(f"`{name}` cannot be loaded as a target: {reason}") from error
-    return LoadedTarget(name=name, model=model, tokenizer=tokenizer)
 
 
-def _old_keyword() -> bool:
+def dtype_keyword() -> str:
+    """Return the name under which from_pretrained takes a dtype: it was renamed in transformers 5."""
     import transformers
 
-    return int(transformers.__version__.split(".")[0]) < 5
+    return "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
 
 
 def _dtype(name: str, device: str) -> torch.dtype | str:

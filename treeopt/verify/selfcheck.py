@@ -77,5 +77,5 @@ def _tree_logits(forward: Forward, text: Tensor, nodes: Tensor) -> Tensor:
 def _plain_logits(forward: Forward, text: Tensor, nodes: Tensor, path: list[int]) -> Tensor:
     """Return the target's own logits after each node of a path, (path, vocabulary), without cache or tree."""
     whole = torch.cat([text, nodes[:, path]], dim=1)
-    logits: Tensor = forward.target(whole.to(forward.target.device), use_cache=False).logits
-    return logits[0, text.shape[1] :].float().to(forward.device)
+    logits: Tensor = forward.target(whole, use_cache=False).logits
+    return logits[0, text.shape[1] :].float()

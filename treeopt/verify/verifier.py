@@ -17,6 +17,7 @@ from treeopt.targets.cache import RowCache
 from treeopt.targets.forward import Forward
 from treeopt.targets.limits import check_architecture, room_for
 from treeopt.targets.loading import eos_ids
+from treeopt.targets.placement import is_spread
 from treeopt.tree import DraftTree, chain
 from treeopt.verify.acceptance import Acceptance, Greedy, NodeScores, Processors, TreeIndex
 from treeopt.verify.fixed import FixedStep
@@ -72,7 +73,7 @@ class TreeVerifier:
     attention : {'auto', 'triton', 'flex', 'sdpa', 'eager', 'native'}
         The backend to be tried first; see `attention` for the one in use and `refused` for those that cannot serve.
     cuda_graph : bool
-        Whether to capture a step as a CUDA graph on a GPU, where the rule draws no random numbers.
+        Whether to capture a step as a CUDA graph, on one GPU and where the rule draws no random numbers.
 
     Attributes
     ----------
@@ -100,10 +101,9 @@ class TreeVerifier:
     ) -> None:
         tree.require_heads(heads.num_heads)
         check_architecture(target)
-        vocabulary = target.get_output_embeddings().weight.shape[0]
-        if tree.max_rank >= vocabulary:
+        if tree.max_rank >= heads.vocabulary:
             raise TargetError(
-                f"the tree uses rank {tree.max_rank} but the vocabulary has {vocabulary} tokens; prune it"
+                f"the tree uses rank {tree.max_rank} but the vocabulary has {heads.vocabulary} tokens; prune it"
             )
         self.target, self.heads, self.tree = target, heads, tree
         self.acceptance = Greedy() if acceptance is None else acceptance
@@ -114,7 +114,8 @@ class TreeVerifier:
         self._root = TreeIndex.of(chain(0), self._forward.device)
         self._draft = Drafter(heads, tree, self._forward.device)
         self.step = Step(self._forward, self._draft, self._index, self.acceptance)
-        self.captures = cuda_graph and self._forward.device.type == "cuda" and not self.acceptance.random
+        on_one_gpu = target.device.type == "cuda" and not is_spread(target)
+        self.captures = cuda_graph and on_one_gpu and not self.acceptance.random
         self._fixed: FixedStep | None = None
 
     @property

@@ -11,6 +11,8 @@ from treeopt.cli.build import build
 from treeopt.cli.calibrate import calibrate
 from treeopt.cli.compare import compare
 from treeopt.cli.explain import explain
+from treeopt.cli.export import export
+from treeopt.cli.import_ import import_
 from treeopt.cli.profile import profile
 from treeopt.cli.show import show
 from treeopt.cli.train import train
@@ -57,5 +59,5 @@ def main() -> None:
     """
 
 
-for _command in (calibrate, build, verify, show, compare, profile, explain, train):
+for _command in (calibrate, build, verify, show, export, import_, compare, profile, explain, train):
     main.add_command(_command)

@@ -94,8 +94,10 @@ def limits_of(options: dict[str, Any], num_nodes: int) -> Limits:
 
 
 def named_limits(context: click.Context) -> set[str]:
-    """Return the names of the limits that were given, not left at their default."""
+    """Return the names of the limits that were given: not left at their default, nor to the machine."""
     given = {name for name in ("nodes", *NAMES) if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    if context.params.get("nodes") is None:
+        given.discard("nodes")
     return {"num_nodes" if name == "nodes" else name for name in given}
 
 

@@ -114,7 +114,8 @@ def fit(
         return Fitted(tree, tree, (), probabilities)
     mended, complaints = _mend(engine, tree, settings, probabilities)
     if mended is None:
-        raise EngineError(f"`{engine.name}` cannot take the tree: {complaints[-1]}")
+        nothing = "; no mend leaves a node to draft" if len(complaints) > 1 else ""
+        raise EngineError(f"`{engine.name}` cannot take the tree: {complaints[0]}{nothing}")
     fitted = Fitted(mended, tree, tuple(complaints), probabilities)
     if repair or engine.summarises:
         return fitted

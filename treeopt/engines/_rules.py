@@ -142,7 +142,7 @@ class MinDepth(_Rule):
         return f"the deepest node, `{format_path(tree.paths[-1])}`, has depth {tree.max_depth}, and depth starts at {self.least}: add a deeper one"
 
     def mend(self, tree: DraftTree, weights: Weights) -> DraftTree | None:
-        likeliest = max(reversed(tree.paths), key=lambda path: (len(path), weights.get(path, 0.0)))
+        likeliest = max(tree.paths, key=lambda path: (len(path), weights.get(path, 0.0)))
         return DraftTree.from_paths({*tree.paths[1:], *closed([(*likeliest, *[0] * (self.least - len(likeliest)))])})
 
     def variants(self, limits: Limits) -> Iterator[Limits]:

@@ -129,8 +129,10 @@ def tree_of_children(children: Sequence[Sequence[int]]) -> DraftTree:
             ranks.append(rank)
         if node + 1 == len(parents) and node + 1 < len(children):
             break
-    if len(parents) != len(children):
+    if len(parents) > len(children):
         raise EngineError(
-            f"node `{len(parents)}` is no node's child; {len(children)} nodes are listed: delete it or name its parent"
+            f"node `{len(children)}` is a child without an entry of its own; give it one, [] if it has no children"
         )
+    if len(parents) < len(children):
+        raise EngineError(f"node `{len(parents)}` is no node's child; name its parent or delete it")
     return DraftTree.from_parents(parents, ranks)

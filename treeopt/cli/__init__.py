@@ -9,6 +9,7 @@ import click
 
 from treeopt.cli.build import build
 from treeopt.cli.calibrate import calibrate
+from treeopt.cli.check import check
 from treeopt.cli.compare import compare
 from treeopt.cli.explain import explain
 from treeopt.cli.export import export
@@ -59,5 +60,5 @@ def main() -> None:
     """
 
 
-for _command in (calibrate, build, verify, show, export, import_, compare, profile, explain, train):
+for _command in (calibrate, build, verify, show, check, export, import_, compare, profile, explain, train):
     main.add_command(_command)

@@ -39,7 +39,7 @@ def examples(command):
 
 
 @pytest.mark.parametrize(
-    "line", [line for command in ("export", "import") for line in examples(command)] + examples("build")[-1:]
+    "line", [line for command in ("check", "export", "import") for line in examples(command)] + examples("build")[-1:]
 )
 def test_the_examples_of_the_help_run(run, folder, line):
     result = run(*shlex.split(line)[1:])

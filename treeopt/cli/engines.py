@@ -84,9 +84,9 @@ class EngineLimits:
         if self.engine is None:
             return recipe.build(num_nodes, certify=True), []
 
-        def build(limits: Limits) -> BuiltTree:
+        def build(limits: Limits, certify: bool) -> BuiltTree:
             recipe.limits = limits
-            return recipe.build(limits.num_nodes, certify=True)
+            return recipe.build(limits.num_nodes, certify=certify)
 
         limits = self.join(replace(recipe.limits, num_nodes=num_nodes), ())
         built, note = best_for(self.engine, self.settings, limits, build)

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from treeopt.engines._engine import Engine, Settings
-from treeopt.engines._rules import Drafts, MinDepth
+from treeopt.engines._rules import Drafts, MinDepth, Rule
 from treeopt.errors import ConstraintError, EngineError
 from treeopt.optimize.build import by_probability
 from treeopt.optimize.built import SUMS, BuiltTree, expected_accepted
 from treeopt.optimize.limits import Limits
-from treeopt.paths import format_path
-from treeopt.tree import DraftTree
+from treeopt.paths import Path, format_path
 
-__all__ = ["best_for", "constrained", "kept_part"]
+__all__ = ["best_for", "constrained"]
 
+MAX_EXTRA = 64  # larger budgets tried after a mend; each costs a search
+ROUNDING = 1e-12  # between the sums of two sets of nodes of one value
 CAPS = ("num_nodes", "max_depth", "max_rank")
 
 
@@ -83,7 +84,7 @@ def _contradiction(engine: Engine, asked: str, takes: str) -> ConstraintError:
 
 
 def best_for(
-    engine: Engine, settings: Settings, limits: Limits, build: Callable[[Limits], BuiltTree]
+    engine: Engine, settings: Settings, limits: Limits, build: Callable[[Limits, bool], BuiltTree]
 ) -> tuple[BuiltTree, str | None]:
     """Build the best tree that an engine takes.
 
@@ -94,7 +95,7 @@ def best_for(
     limits : Limits
         Of `constrained`.
     build : callable
-        From limits to the best tree under them.
+        From limits, and whether to certify, to the best tree under them.
 
     Returns
     -------
@@ -110,57 +111,78 @@ def best_for(
     EngineError
         If no tree obeys, or one that must be mended was chosen by an objective that only a search can value.
     """
-    built = build(limits)
+    built = build(limits, True)
     for rule in engine.rules(settings):
-        complaint = rule.complaint(built.tree)
-        if complaint is None:
+        if rule.complaint(built.tree) is None:
             continue
         if options := list(rule.variants(limits)):
-            built = max((build(option) for option in options), key=lambda one: one.certificate.value)
+            built = max((build(option, True) for option in options), key=lambda one: one.certificate.value)
             continue
-        mended = rule.mend(built.tree, dict(zip(built.tree.paths, built.path_probabilities.tolist())))
-        if mended is None or not set(mended.paths) <= set(built.tree.paths):
-            raise EngineError(f"`--for {engine.name}` finds no tree: {complaint}; allow more nodes or levels")
-        if built.certificate.objective not in SUMS:
-            raise EngineError(
-                f"`--for {engine.name}` must leave nodes out of the best tree, and what that costs under the objective "
-                f"{built.certificate.objective} is unknown: {complaint}; build by expected-accepted, or another tree"
-            )
-        before = built
-        built = kept_part(built, mended)
-        lost = before.tree.num_nodes - built.tree.num_nodes
-        note = (
-            f"left out {lost} of {before.tree.num_nodes} nodes for {engine.name}, whose rule no search can follow ({rule.text}): "
-            f"E[L] {before.expected_accepted:.4f} becomes {built.expected_accepted:.4f}"
-        )
-        return built, note
+        return _mended(engine, rule, built, limits, build)
     return built, None
 
 
-def kept_part(built: BuiltTree, tree: DraftTree) -> BuiltTree:
-    """Return a tree without some of its nodes; what was proven of the whole bounds what the part is worth.
+def _mended(
+    engine: Engine, rule: Rule, built: BuiltTree, limits: Limits, build: Callable[[Limits, bool], BuiltTree]
+) -> tuple[BuiltTree, str | None]:
+    """Leave nodes out, and spend the room on those that a search with a larger budget would take."""
+    _check_mend(engine, rule, built)
+    best, largest = _part(rule, built, built), limits.num_nodes
+    while best.tree.num_nodes < limits.num_nodes and largest < limits.num_nodes + MAX_EXTRA:
+        largest += 1
+        part = _part(rule, built, build(replace(limits, num_nodes=largest), False))
+        if part.tree.num_nodes > limits.num_nodes:
+            break
+        best = max(best, part, key=lambda one: one.expected_accepted)
+    if best.certificate.optimal:
+        return best, None
+    return best, (
+        f"not the best tree of {limits.num_nodes} nodes: {engine.name} asks for {rule.text}, which no search can follow, and "
+        f"E[L] {built.expected_accepted:.4f} becomes {best.expected_accepted:.4f}"
+    )
 
-    Parameters
-    ----------
-    built : BuiltTree
-        Chosen by a sum of path probabilities.
-    tree : DraftTree
-        Some of its nodes.
-    """
-    place = {path: node for node, path in enumerate(built.tree.paths)}
-    probabilities = built.path_probabilities[[place[path] for path in tree.paths]]
+
+def _check_mend(engine: Engine, rule: Rule, built: BuiltTree) -> None:
+    mended = rule.mend(built.tree, _weights(built))
+    if mended is None or not set(mended.paths) <= set(built.tree.paths):
+        raise EngineError(
+            f"`--for {engine.name}` finds no tree: {rule.complaint(built.tree)}; allow more nodes or levels"
+        )
+    if built.certificate.objective not in SUMS:
+        raise EngineError(
+            f"`--for {engine.name}` must leave nodes out of the best tree, and what that costs under the objective "
+            f"{built.certificate.objective} is unknown: {rule.complaint(built.tree)}; build by expected-accepted, or "
+            "another tree"
+        )
+
+
+def _part(rule: Rule, built: BuiltTree, source: BuiltTree) -> BuiltTree:
+    """Return what a rule leaves of one tree, with what is proven of another, the best within the limits."""
+    tree = rule.mend(source.tree, _weights(source))
+    assert tree is not None
+    assert rule.complaint(tree) is None
+    place = {path: node for node, path in enumerate(source.tree.paths)}
+    probabilities = source.path_probabilities[[place[path] for path in tree.paths]]
     added = by_probability(probabilities)
     value = expected_accepted(probabilities, added)
-    left_out = [built.path_probabilities[place[path]] for path in set(place) - set(tree.paths)]
+    left_out = [source.path_probabilities[place[path]] for path in set(place) - set(tree.paths)]
     proven = built.certificate
+    reached = proven.optimal and value >= proven.value - ROUNDING
     certificate = replace(
         proven,
         value=value,
-        optimal=False,
+        bound=value if reached else max(proven.bound, value),
+        optimal=reached,
         nested=False,
-        first_excluded=float(np.max([proven.first_excluded, *left_out])),
-        constraint_costs={name: cost + proven.value - value for name, cost in proven.constraint_costs.items()},
+        first_excluded=float(np.max([source.certificate.first_excluded, *left_out])),
+        constraint_costs={
+            name: max(0.0, cost + proven.value - value) for name, cost in proven.constraint_costs.items()
+        },
         parts={},
         noise=None,
     )
     return replace(built, tree=tree, path_probabilities=probabilities, added=added, certificate=certificate)
+
+
+def _weights(built: BuiltTree) -> dict[Path, float]:
+    return dict(zip(built.tree.paths, built.path_probabilities.tolist()))

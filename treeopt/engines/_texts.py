@@ -17,6 +17,7 @@ __all__ = [
     "numbers",
     "parse_json",
     "parse_literal",
+    "read_paths",
     "tree_of_children",
     "tree_of_paths",
     "write_json",
@@ -37,6 +38,11 @@ def write_json(value: Any) -> str:
 def write_paths(tree: DraftTree, settings: object = None) -> str:
     """Return the paths as a JSON list of lists."""
     return write_json(list_of_paths(tree))
+
+
+def read_paths(text: str) -> DraftTree:
+    """Return the tree of a JSON list of paths; see `tree_of_paths`."""
+    return tree_of_paths(parse_json(text))
 
 
 def parse_json(text: str) -> Any:

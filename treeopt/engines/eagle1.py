@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from treeopt.engines._engine import Engine, Settings
 from treeopt.engines._rules import Drafts, MaxRank, MinDepth, Rule
-from treeopt.engines._texts import parse_json, tree_of_paths, write_paths
+from treeopt.engines._texts import read_paths, write_paths
 from treeopt.tree import DraftTree
 
 __all__ = ["ENGINES", "rules"]
@@ -18,10 +18,6 @@ MIN_DEPTH = 2  # the drafter makes its buffers of the levels below the first
 def rules(settings: Settings) -> Sequence[Rule]:
     """Return what EAGLE-1's buffers ask of a tree."""
     return (Drafts(), MaxRank(MAX_RANK), MinDepth(MIN_DEPTH))
-
-
-def _read(text: str) -> DraftTree:
-    return tree_of_paths(parse_json(text))
 
 
 def _notes(tree: DraftTree, settings: Settings) -> Sequence[str]:
@@ -36,7 +32,7 @@ ENGINES = (
         holds="tree",
         counts_root=False,
         write=write_paths,
-        read=_read,
+        read=read_paths,
         rules=rules,
         notes=_notes,
     ),

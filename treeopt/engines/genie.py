@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from treeopt.engines._engine import Engine, Setting, Settings
-from treeopt.engines._rules import Drafts, Regular, Rule
+from treeopt.engines._rules import Drafts, Rule
+from treeopt.engines._siblings import Regular
 from treeopt.engines._texts import numbers, parse_json, write_json
 from treeopt.errors import EngineError
 from treeopt.tree import DraftTree, dense_tree

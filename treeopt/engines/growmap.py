@@ -9,7 +9,8 @@ import numpy as np
 
 from treeopt.buffers import TreeBuffers
 from treeopt.engines._engine import Engine, Settings
-from treeopt.engines._rules import DenseSiblings, Rule
+from treeopt.engines._rules import Rule
+from treeopt.engines._siblings import DenseSiblings
 from treeopt.engines._texts import numbers, parse_json, tree_of_children, write_json
 from treeopt.errors import EngineError
 from treeopt.tree import DraftTree

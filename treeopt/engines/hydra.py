@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treeopt.engines._engine import Engine, Settings
-from treeopt.engines._rules import DenseSiblings, ParentsFirst, Rule
-from treeopt.engines._texts import parse_json, tree_of_paths, write_paths
+from treeopt.engines._rules import Rule
+from treeopt.engines._siblings import DenseSiblings, ParentsFirst
+from treeopt.engines._texts import read_paths, write_paths
 from treeopt.engines.medusa import HEADS, head_rules
-from treeopt.tree import DraftTree
 
 __all__ = ["ENGINES"]
 
@@ -16,10 +16,6 @@ __all__ = ["ENGINES"]
 def _rules(settings: Settings) -> Sequence[Rule]:
     # It counts each node's children and how many of them have children, and expands the first so many.
     return (*head_rules(settings), DenseSiblings(), ParentsFirst(level=False))
-
-
-def _read(text: str) -> DraftTree:
-    return tree_of_paths(parse_json(text))
 
 
 ENGINES = (
@@ -30,7 +26,7 @@ ENGINES = (
         holds="tree",
         counts_root=False,
         write=write_paths,
-        read=_read,
+        read=read_paths,
         rules=_rules,
         settings=(HEADS,),
     ),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from treeopt.engines._engine import Engine, Setting, Settings
 from treeopt.engines._rules import Drafts, MaxDepth, MaxRank, Rule
-from treeopt.engines._texts import parse_json, tree_of_paths, write_paths
+from treeopt.engines._texts import read_paths, write_paths
 from treeopt.tree import DraftTree
 
 __all__ = ["ENGINES", "HEADS", "MAX_RANK", "head_rules"]
@@ -22,10 +22,6 @@ def head_rules(settings: Settings) -> Sequence[Rule]:
     return (Drafts(), *deep, MaxRank(MAX_RANK))
 
 
-def _read(text: str) -> DraftTree:
-    return tree_of_paths(parse_json(text))
-
-
 def _notes(tree: DraftTree, settings: Settings) -> Sequence[str]:
     return (f"pass the list as medusa_choices to medusa_generate; the model needs {tree.max_depth} heads",)
 
@@ -38,7 +34,7 @@ ENGINES = (
         holds="tree",
         counts_root=False,
         write=write_paths,
-        read=_read,
+        read=read_paths,
         rules=head_rules,
         settings=(HEADS,),
         notes=_notes,

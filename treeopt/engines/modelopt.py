@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from treeopt.engines._engine import Engine, Settings
 from treeopt.engines._rules import Drafts, Rule
-from treeopt.engines._texts import parse_json, tree_of_paths, write_paths
+from treeopt.engines._texts import read_paths, write_paths
 from treeopt.tree import DraftTree
 
 __all__ = ["ENGINES"]
@@ -14,10 +14,6 @@ __all__ = ["ENGINES"]
 
 def _rules(settings: Settings) -> Sequence[Rule]:
     return (Drafts(),)
-
-
-def _read(text: str) -> DraftTree:
-    return tree_of_paths(parse_json(text))
 
 
 def _notes(tree: DraftTree, settings: Settings) -> Sequence[str]:
@@ -32,7 +28,7 @@ ENGINES = (
         holds="tree",
         counts_root=False,
         write=write_paths,
-        read=_read,
+        read=read_paths,
         rules=_rules,
         notes=_notes,
     ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treeopt.engines._engine import Engine, Settings
-from treeopt.engines._rules import DenseSiblings, Drafts, ParentsFirst, Rule
-from treeopt.engines._texts import parse_json, tree_of_children, tree_of_paths, write_json, write_paths
+from treeopt.engines._rules import Drafts, Rule
+from treeopt.engines._siblings import DenseSiblings, ParentsFirst
+from treeopt.engines._texts import parse_json, read_paths, tree_of_children, write_json, write_paths
 from treeopt.engines.medusa import HEADS, head_rules
 from treeopt.errors import EngineError
 from treeopt.tree import DraftTree
@@ -18,10 +19,6 @@ def _medusa_notes(tree: DraftTree, settings: Settings) -> Sequence[str]:
     return (
         f"give --medusa-speculation-length {tree.num_nodes} (root included) and --num-medusa-heads {tree.max_depth} or more",
     )
-
-
-def _read_medusa(text: str) -> DraftTree:
-    return tree_of_paths(parse_json(text))
 
 
 def _token_tree_rules(settings: Settings) -> Sequence[Rule]:
@@ -69,7 +66,7 @@ ENGINES = (
         holds="tree",
         counts_root=True,
         write=write_paths,
-        read=_read_medusa,
+        read=read_paths,
         rules=head_rules,
         settings=(HEADS,),
         notes=_medusa_notes,

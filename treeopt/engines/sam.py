@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from treeopt.engines import eagle1
 from treeopt.engines._engine import Engine, Setting, Settings
-from treeopt.engines._rules import DenseSiblings, MaxRank, Rule
+from treeopt.engines._rules import MaxRank, Rule
+from treeopt.engines._siblings import DenseSiblings
 from treeopt.engines._texts import list_of_paths, numbers, parse_json, tree_of_children, tree_of_paths, write_json
 from treeopt.errors import EngineError
 from treeopt.tree import DraftTree

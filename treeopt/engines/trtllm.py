@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 
 from treeopt.engines._engine import Engine, Setting, Settings, Versions
-from treeopt.engines._rules import DenseSiblings, Drafts, MaxDepth, MaxNodes, MaxRank, Rule
+from treeopt.engines._rules import Drafts, MaxDepth, MaxRank, Rule
+from treeopt.engines._siblings import DenseSiblings, MaxNodes
 from treeopt.engines._texts import list_of_paths, parse_json, tree_of_paths, write_paths
 from treeopt.errors import EngineError
 from treeopt.tree import DraftTree

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treeopt.engines._engine import Engine, Setting, Settings, Versions
-from treeopt.engines._rules import Drafts, Regular, Rule
+from treeopt.engines._rules import Drafts, Rule
+from treeopt.engines._siblings import Regular
 from treeopt.engines._texts import parse_json, parse_literal, tree_of_paths, write_json
 from treeopt.errors import EngineError
 from treeopt.tree import DraftTree

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.reference import all_paths, prefix_closed_sets
-from treeopt import DraftTree, RankTrace, best_tree, dense_tree, read_tree, write_tree
+from treeopt import RankTrace, best_tree, dense_tree, read_tree, write_tree
+from treeopt.bundled import calibration_path
 from treeopt.cli import main
-from treeopt.engines import broken, engine_named, engines
+from treeopt.engines import broken, engine_named, engines, fit
 from treeopt.optimize import Limits, best_tree_under
 from treeopt.optimize.priced import states_probabilities
 
@@ -316,21 +316,18 @@ def test_what_no_limit_can_express_is_mended_and_the_certificate_keeps_a_true_bo
     assert mended
 
 
-def test_room_that_a_mend_leaves_is_spent_again(run, tmp_path):
-    """Of all trees of seven nodes without a gap and with parents first on their level, none is worth more."""
-    rates = [[0.4, 0.35, 0.2], [0.4, 0.3], [0.5, 0.1]]
-    (tmp_path / "table.json").write_text(json.dumps(rates))
-    paths, engine = all_paths(rates), engine_named("nxdi-token-tree")
-    for nodes in (5, 6, 7):
-        run("build", "table.json", "--nodes", nodes, "--for", "nxdi-token-tree", "-o", "tree.json")
-        built = read_tree("tree.json")
-        best = max(
-            sum(paths[path] for path in members)
-            for members in prefix_closed_sets(paths, nodes - 1)
-            if broken(engine, DraftTree.from_paths(members), {}) is None
-        )
-        assert built.expected_accepted == pytest.approx(best, abs=1e-12)
-        assert built.tree.num_nodes == nodes
+def test_room_that_a_mend_leaves_is_spent_again(run):
+    table = calibration_path("tables/vicuna-7b-v0.json")
+    run("build", table, "--nodes", 64, "--dense-siblings", "-o", "free.json")
+    free = read_tree("free.json")
+    weights = dict(zip(free.tree.paths, free.path_probabilities.tolist()))
+    engine = engine_named("nxdi-token-tree")
+    mended = fit(engine, free.tree, {}, repair=True, probabilities=weights)
+    assert mended.tree.num_nodes == 59
+    run("build", table, "--nodes", 64, "--for", "nxdi-token-tree", "-o", "tree.json")
+    built = read_tree("tree.json")
+    assert built.tree.num_nodes == 64
+    assert mended.expected_after < built.expected_accepted < free.expected_accepted == built.certificate.bound
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,27 @@ def test_nodes_over_max_draft_len_go_by_probability_and_never_a_needed_sibling()
             assert broken(engine, fitted.tree, settings) is None
 
 
+def test_nodes_over_max_draft_len_are_the_least_likely():
+    tree = DraftTree.from_paths([(0,), (1,), (0, 0), (1, 1), (1, 1, 0)])
+    probabilities = {(): 1.0, (0,): 0.5, (1,): 0.4, (0, 0): 0.1, (1, 1): 0.3, (1, 1, 0): 0.2}
+    settings = engine_named("trtllm").settings_of({"max_draft_len": "4"})
+    fitted = fit(engine_named("trtllm"), tree, settings, repair=True, probabilities=probabilities)
+    assert fitted.dropped == ((0, 0),)
+
+
+@pytest.mark.parametrize(
+    ("name", "paths", "dropped"),
+    [
+        ("hydra", [(0,), (1,), (2,), (0, 0), (2, 0), (2, 0, 0)], {(2, 0), (2, 0, 0)}),
+        ("nxdi-token-tree", [(0,), (1,), (2,), (0, 0), (2, 0), (2, 0, 0)], {(2, 0), (2, 0, 0)}),
+        ("nxdi-token-tree", [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)], {(1, 0, 0)}),
+    ],
+)
+def test_what_stands_before_a_childless_node_keeps_its_children(name, paths, dropped):
+    fitted = fit(engine_named(name), DraftTree.from_paths(paths), {}, repair=True)
+    assert set(fitted.dropped) == dropped
+
+
 def test_case_7_leaves_alone_are_enough_for_tensorrt_llm():
     assert engine_named("trtllm").read("[[0, 0, 0, 0]]") == chain(4)
     assert engine_named("trtllm-triton").read("{0, 0, 0, 0}") == chain(4)

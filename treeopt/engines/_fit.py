@@ -100,8 +100,9 @@ def fit(
     settings : mapping
         See `Engine.settings_of`.
     repair : bool
-        Mend what can be mended. Siblings that are missing are added, what is beyond a limit is dropped; of several
-        ways to drop, the one that keeps the largest E[L].
+        Mend what can be mended. Siblings that are missing are added, what is beyond a limit is dropped, and so are the
+        descendants of nodes that stand behind a childless one. Of the trees of widths inside a tree the one with the
+        largest E[L] is kept; of nodes over a number the least likely go.
     probabilities : mapping of path to float, optional
         Path probabilities; without them nodes count alike.
 

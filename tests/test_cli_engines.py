@@ -69,7 +69,7 @@ def test_the_list_as_json_says_the_same(run):
     assert rows["medusa"] == {
         "engine": "medusa", "reader": "Medusa, medusa_choices", "form": "a JSON list of paths", "versions": "all",
         "limits": ["a node beside the root", "ranks to 9"], "counts_root": False, "holds": "tree", "imports": True,
-        "settings": {"heads": "heads that the model has"}, "required": [],
+        "settings": {"heads": "heads that the model has: the most levels"}, "required": [],
     }  # fmt: skip
     assert rows["flashinfer"]["required"] == ["prefix_len"]
     assert {name for name, row in rows.items() if not row["imports"]} == {
@@ -385,3 +385,13 @@ def test_writing_and_reading_every_engine_leaves_large_trees_whole(tmp_path):
         settings = engine.settings_of({"prefix_len": "5"} if name == "flashinfer" else {})
         if engine.read is not None and broken(engine, tree, settings) is None:
             assert engine.read(engine.write(tree, settings)) == tree
+
+
+def test_verify_predicts_nothing_for_a_tree_without_probabilities(
+    run, folder, tiny_directory, tiny_heads_directory, tiny_prompts
+):
+    run("import", "choices.json", "--from", "medusa", "-o", "imported.json")
+    models = ["--target", tiny_directory, "--heads", tiny_heads_directory, "--prompts", tiny_prompts]
+    arguments = ["verify", "imported.json", *models, "--max-new-tokens", 8, "--limit", 1]
+    assert "predicted tokens_per_step unknown, measured " in run(*arguments).stdout
+    assert json.loads(run(*arguments, "--json").stdout)["predicted_tokens_per_step"] is None

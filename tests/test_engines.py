@@ -328,6 +328,11 @@ def test_what_stands_before_a_childless_node_keeps_its_children(name, paths, dro
     assert set(fitted.dropped) == dropped
 
 
+@pytest.mark.parametrize("name", ["medusa", "hydra", "eagle1", "modelopt", "nxdi-medusa"])
+def test_lists_of_tuples_as_in_the_engines_sources_are_read_too(name):
+    assert engine_named(name).read("[(0,), (1,), (0, 0), (0, 1), (1, 0)]") == SAMPLE
+
+
 def test_case_7_leaves_alone_are_enough_for_tensorrt_llm():
     assert engine_named("trtllm").read("[[0, 0, 0, 0]]") == chain(4)
     assert engine_named("trtllm-triton").read("{0, 0, 0, 0}") == chain(4)
@@ -367,6 +372,8 @@ def test_case_5_small_trees_export_or_are_refused_with_a_reason(name, tree, tmp_
         ("medusa", "[[]]", r"`\(\)` is the root"),
         ("medusa", "[[NaN]]", r"`NaN` is no JSON number"),
         ("medusa", "", r"not JSON"),
+        ("medusa", "[[0], (0, 0)]", r"`path 1` is a tuple where path 0 is a list, and the two cannot be sorted; write all as lists"),
+        ("hydra", "[(0,), [1]]", r"`path 1` is a list where path 0 is a tuple"),
         ("trtllm", "[[-1, 0]]", r"negative rank"),
         ("trtllm", "[[]]", r"is the root"),
         ("trtllm", "options: 1", r"0 lines of medusa_choices or eagle_choices"),

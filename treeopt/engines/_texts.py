@@ -41,8 +41,22 @@ def write_paths(tree: DraftTree, settings: object = None) -> str:
 
 
 def read_paths(text: str) -> DraftTree:
-    """Return the tree of a JSON list of paths; see `tree_of_paths`."""
-    return tree_of_paths(parse_json(text))
+    """Return the tree of a list of paths: JSON, or Python's with tuples, as in the engines' own sources.
+
+    Raises
+    ------
+    EngineError
+        Also for tuples among lists: Python cannot sort them, so no engine reads them. See `tree_of_paths`.
+    """
+    data = parse_literal(text) if "(" in text else parse_json(text)
+    kinds = [type(path) for path in data] if isinstance(data, list) else []
+    odd = next((place for place, kind in enumerate(kinds) if kind in (list, tuple) and kind is not kinds[0]), None)
+    if odd is not None:
+        raise EngineError(
+            f"`path {odd}` is a {kinds[odd].__name__} where path 0 is a {kinds[0].__name__}, and the two cannot be sorted; "
+            "write all as lists"
+        )
+    return tree_of_paths(data)
 
 
 def parse_json(text: str) -> Any:

@@ -68,8 +68,8 @@ def test_the_list_as_json_says_the_same(run):
     assert sorted(rows) == NAMES
     assert rows["medusa"] == {
         "engine": "medusa", "reader": "Medusa, medusa_choices", "form": "a JSON list of paths", "versions": "all",
-        "limits": ["a node beside the root", "ranks to 9"], "counts_root": False, "holds": "tree", "imports": True,
-        "settings": {"heads": "heads that the model has: the most levels"}, "required": [],
+        "limits": ["a node beside the root", "ranks to 9", "depth to heads, if given"], "counts_root": False, "holds": "tree", "imports": True,
+        "settings": {"heads": "heads that the model has"}, "required": [],
     }  # fmt: skip
     assert rows["flashinfer"]["required"] == ["prefix_len"]
     assert {name for name, row in rows.items() if not row["imports"]} == {

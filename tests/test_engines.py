@@ -85,6 +85,23 @@ def test_every_engine_is_listed():
     assert SHAPES == ["eagle2", "openvino", "sglang", "trtllm-dynamic"]
 
 
+def test_a_new_engine_is_one_new_file(tmp_path, monkeypatch):
+    import treeopt.engines as package
+
+    (tmp_path / "abacus.py").write_text(
+        "from treeopt.engines._engine import Engine\n"
+        "from treeopt.engines._texts import read_paths, write_paths\n"
+        "ENGINES = (Engine('abacus', 'Abacus', 'a list', 'tree', False, write_paths, read_paths),)\n"
+    )
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    engines.cache_clear()
+    try:
+        assert sorted(engines()) == sorted([*NAMES, "abacus"])
+        assert engine_named("abacus").read(engine_named("abacus").write(SAMPLE, {})) == SAMPLE
+    finally:
+        engines.cache_clear()
+
+
 @pytest.mark.parametrize(("name", "given"), FORMS, ids=[f"{name} {'-'.join(given.values())}" for name, given in FORMS])
 def test_the_engine_reads_the_tree_that_was_exported_and_so_does_the_importer(name, given):
     engine = engine_named(name)

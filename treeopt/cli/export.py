@@ -86,7 +86,7 @@ def _read(name: str) -> tuple[DraftTree, dict[tuple[int, ...], float] | None]:
     from treeopt.document import read_tree
     from treeopt.optimize.priced import states_probabilities
 
-    if name.partition(":")[0] in ("chain", "dense") or kind_of(Path(name)) != "tree":
+    if name.startswith(("chain:", "dense:")) or kind_of(Path(name)) != "tree":
         return read_any_tree(name), None
     built = read_tree(name)
     known = states_probabilities(built)
@@ -116,7 +116,7 @@ def _rows() -> list[dict[str, Any]]:
             "reader": engine.reader,
             "form": engine.form,
             "versions": engine.versions.text,
-            "limits": [rule.text for rule in _every_rule(engine)],
+            "limits": _limits(engine),
             "counts_root": engine.counts_root,
             "holds": engine.holds,
             "imports": engine.read is not None,
@@ -127,9 +127,10 @@ def _rows() -> list[dict[str, Any]]:
     ]
 
 
-def _every_rule(engine: Engine) -> list[Any]:
-    """Return the rules of the default settings."""
-    return list(engine.rules(engine.settings_of({}, writing=False)))
+def _limits(engine: Engine) -> list[str]:
+    """Return the rules of the default settings, and what other settings ask for."""
+    rules = [rule.text for rule in engine.rules(engine.settings_of({}, writing=False))]
+    return rules + [setting.limit for setting in engine.settings if setting.limit]
 
 
 def _table() -> str:

@@ -31,6 +31,8 @@ class Setting:
     default : int or str, optional
     required : bool
         For writing.
+    limit : str
+        What a tree must obey because of it, in a few words.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     default: Value | None = None
     required: bool = False
+    limit: str = ""
 
     def parse(self, text: str) -> Value:
         """Read a value.

@@ -87,7 +87,13 @@ ENGINES = (
         read=_read,
         rules=_rules,
         settings=(
-            Setting("form", f"{KIND} holds the widths, eaglet only a shape", choices=(KIND, "eaglet"), default=KIND),
+            Setting(
+                "form",
+                f"{KIND} holds the widths, eaglet only a shape",
+                choices=(KIND, "eaglet"),
+                default=KIND,
+                limit="with form=eaglet only the first",
+            ),
             Setting("forecast_token_count", "forecast tokens of the model; as many as levels if not given", least=1),
             Setting("forecast_prefix", "length of the model's forecast prefix", least=0),
             Setting("forecast_prefix_name", "its name", default="forecast-prefix"),

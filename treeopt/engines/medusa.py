@@ -12,7 +12,7 @@ from treeopt.tree import DraftTree
 __all__ = ["ENGINES", "HEADS", "MAX_RANK", "head_rules"]
 
 MAX_RANK = 9  # `tree_indices` is rank + 10·(depth - 1) + 1: rank 10 would read the next head's first guess
-HEADS = Setting("heads", "heads that the model has: the most levels", least=1)
+HEADS = Setting("heads", "heads that the model has", least=1, limit="depth to heads, if given")
 
 
 def head_rules(settings: Settings) -> Sequence[Rule]:

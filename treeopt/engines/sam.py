@@ -55,7 +55,13 @@ ENGINES = (
         read=_read,
         rules=_rules,
         settings=(
-            Setting("form", "adj for token recycling, choices for EAGLE", choices=("adj", "choices"), default="adj"),
+            Setting(
+                "form",
+                "adj for token recycling, choices for EAGLE",
+                choices=("adj", "choices"),
+                default="adj",
+                limit="with form=choices instead: ranks to 9; depth from 2",
+            ),
         ),
     ),
 )

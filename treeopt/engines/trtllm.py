@@ -24,7 +24,12 @@ VERSIONS = Versions(
     (1,),
 )
 DECODING = Setting("decoding", "kind of the drafter", choices=("medusa", "eagle", "eagle3"), default="medusa")
-DRAFT_LENGTH = Setting("max_draft_len", "what the engine was built with: the most nodes, root not counted", least=1)
+DRAFT_LENGTH = Setting(
+    "max_draft_len",
+    "max_draft_len that the engine was built with",
+    least=1,
+    limit="nodes to max_draft_len, if given, root not counted",
+)
 PLAIN = re.compile(r"[\w./-]+")
 
 

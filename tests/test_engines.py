@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -483,6 +484,53 @@ def test_versions_take_in_their_last_number_and_nothing_after():
     with pytest.raises(EngineError, match=r"`new` is no version of vllm"):
         versions.check("vllm", "new")
     Versions().check("medusa", "1.0")
+
+
+def test_a_heap_drops_what_looking_at_every_free_node_again_would_drop():
+    rng = np.random.default_rng(11)
+    engine = engine_named("trtllm")
+    for _ in range(100):
+        tree = random_tree(rng)
+        probabilities = {path: float(rng.integers(5)) / 4 for path in tree.paths}
+        dense = fit(engine, tree, {}, repair=True, probabilities=probabilities).tree if tree.num_nodes > 1 else chain(1)
+        most = int(rng.integers(1, dense.num_nodes))
+        held = set(dense.paths[1:])
+        while len(held) > most:
+            free = [
+                path
+                for path in held
+                if not any(other[:-1] == path for other in held) and not (len(path) == 1 and (path[0] + 1,) in held)
+            ]
+            held.remove(min(free, key=lambda p: (probabilities.get(p, 0.0), -len(p), [-rank for rank in p])))
+        fitted = fit(engine, dense, {"max_draft_len": most}, repair=True, probabilities=probabilities)
+        assert set(fitted.tree.paths[1:]) == held
+
+
+@pytest.mark.parametrize("name", ["sequoia", "nxdi-token-tree"])
+def test_a_rank_of_a_billion_is_refused_without_adding_a_billion_siblings(name):
+    tree = DraftTree.from_paths([(0,), (10**9,)])
+    for repair in (False, True):
+        with pytest.raises(EngineError, match=r"node `\(1000000000\)` lacks its left sibling"):
+            fit(engine_named(name), tree, {}, repair=repair)
+
+
+def test_trees_of_thousands_of_nodes_are_mended_in_a_moment():
+    rng = np.random.default_rng(0)
+    held = {()}
+    for path in dense_tree([8, 8, 8, 8]).paths[1:]:
+        if path[:-1] in held and rng.random() < 0.95:
+            held.add(path)
+    tree = DraftTree.from_paths(held - {()})
+    assert tree.num_nodes > 3000
+    for name in NAMES:
+        given = {"prefix_len": "1"} if name == "flashinfer" else {}
+        given |= {"max_draft_len": "63"} if name.startswith("trtllm") and name != "trtllm-dynamic" else {}
+        engine = engine_named(name)
+        settings = engine.settings_of(given)
+        start = time.perf_counter()
+        fitted = fit(engine, tree, settings, repair=True)
+        assert broken(engine, fitted.tree, settings) is None
+        assert time.perf_counter() - start < 5.0, name
 
 
 def test_a_shape_never_promises_more_nodes_than_its_beam_has():

@@ -162,8 +162,10 @@ def _packed_mask(data: Mapping[str, Any], seen: Sequence[set[int]], paths: Seque
         if not whole or not all(isinstance(word, str) and re.fullmatch("[0-9a-f]{16}", word) for word in row):
             yield f"`packed_mask[{node}]` must hold {words} words of 16 lower-case hex digits; write the file again"
             continue
-        bits = [int(word, 16) >> bit & 1 for word in row for bit in range(WORD_BITS)]
-        yield from _row(f"packed_mask[{node}]", {j for j, bit in enumerate(bits) if bit}, seen[node], paths[node])
+        packed = sum(int(word, 16) << WORD_BITS * place for place, word in enumerate(row))
+        if packed != sum(1 << j for j in seen[node]):
+            shown = {j for j in range(WORD_BITS * words) if packed >> j & 1}
+            yield from _row(f"packed_mask[{node}]", shown, seen[node], paths[node])
 
 
 def _row(where: str, found: set[int], right: set[int], path: Path) -> Iterator[str]:

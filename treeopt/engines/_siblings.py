@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,8 @@ from treeopt.paths import Path, format_path
 from treeopt.tree import DraftTree, dense_tree
 
 __all__ = ["DenseSiblings", "MaxNodes", "ParentsFirst", "Regular"]
+
+MAX_ADDED = 1 << 20  # siblings that a mend would have to look at; a rank of a billion is no tree's
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class DenseSiblings(Unlimited):
 
     def mend(self, tree: DraftTree, weights: Weights) -> DraftTree | None:
         moved = [path for path in tree.paths[1:] if self.depth in (None, len(path))]
+        if sum(path[-1] for path in moved) > MAX_ADDED:
+            return None
         left = [(*path[:-1], rank) for path in moved for rank in range(path[-1])]
         return DraftTree.from_paths({*tree.paths[1:], *left})
 
@@ -77,16 +82,23 @@ class ParentsFirst(Unlimited):
         return None
 
     def mend(self, tree: DraftTree, weights: Weights) -> DraftTree | None:
-        while self.complaint(tree) is not None:
-            parents = {path[:-1] for path in tree.paths[1:]}
-            for group in self._groups(tree):
-                childless = next((path for path in group if path not in parents), None)
-                late = {path for path in group if path in parents and childless is not None and path > childless}
-                if late:
-                    kept = [path for path in tree.paths[1:] if not any(path[: len(p)] == p != path for p in late)]
-                    tree = DraftTree.from_paths(kept)
-                    break
-        return tree
+        children: dict[Path, list[Path]] = {path: [] for path in tree.paths}
+        for path in tree.paths[1:]:
+            children[path[:-1]].append(path)
+        kept: list[Path] = []
+        level = children[()]
+        while level:
+            kept += level
+            below: list[Path] = []
+            closed = set()  # groups in which a childless node was met
+            for path in level:
+                group = () if self.level else path[:-1]
+                if not children[path]:
+                    closed.add(group)
+                elif group not in closed:
+                    below += children[path]
+            level = below
+        return DraftTree.from_paths(kept)
 
     def _groups(self, tree: DraftTree) -> Iterator[Sequence[Path]]:
         groups: dict[int | Path, list[Path]] = {}
@@ -160,11 +172,22 @@ class MaxNodes(Unlimited):
 
     def mend(self, tree: DraftTree, weights: Weights) -> DraftTree | None:
         held = set(tree.paths[1:])
+        num_children = _child_counts(tree)
+
+        def key(path: Path) -> tuple[float, int, list[int], Path]:
+            """The least likely first; of equals the deepest, then the last."""
+            return weights.get(path, 0.0), -len(path), [-rank for rank in path], path
+
+        free = [key(path) for path in held if not num_children[path] and not self._needed(path, held)]
+        heapq.heapify(free)
         while len(held) > self.most:
-            parents = {path[:-1] for path in held}
-            free = [path for path in held if path not in parents and not self._needed(path, held)]
-            # The least likely; of equals the deepest, then the last.
-            held.remove(min(free, key=lambda path: (weights.get(path, 0.0), -len(path), [-rank for rank in path])))
+            path = heapq.heappop(free)[-1]
+            held.remove(path)
+            num_children[path[:-1]] -= 1
+            bound = [(*path[:-1], path[-1] - 1)] if self.beside.depth in (None, len(path)) else []
+            for other in (path[:-1], *bound):
+                if other in held and not num_children[other] and not self._needed(other, held):
+                    heapq.heappush(free, key(other))
         return DraftTree.from_paths(held)
 
     def _needed(self, path: Path, held: set[Path]) -> bool:

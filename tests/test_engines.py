@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.readings import READERS, eagle1_tree_indices, medusa_retrieve, medusa_tree_indices, seen_by_path
+from tests.strategies import trees
 from treeopt import DraftTree, chain, dense_tree
 from treeopt.engines import Versions, broken, engine_named, engines, fit, read_engine_file, write_engine_file
 from treeopt.errors import EngineError, TreeError
@@ -437,6 +440,46 @@ def test_broken_files_are_refused_in_one_line(name, text, message, tmp_path):
         read_engine_file(engine_named(name), path)
     assert str(caught.value).startswith(f"`{path}`: ")
     assert "\n" not in str(caught.value)
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 40), st.just(10**400), st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=3), st.lists(st.integers(-2, 5), max_size=4), st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in TREE_FORMS if name not in ("trtllm-triton", "xformers")])
+@given(trees(max_nodes=8, max_rank=2), st.data())
+def test_damaged_json_is_read_as_a_tree_or_refused_on_purpose(name, tree, data):
+    engine = engine_named(name)
+    settings = engine.settings_of(NEEDED.get(name, {}))
+    fitted, _ = fitted_or_reason(engine, tree, settings, repair=True)
+    document = {"it": json.loads(engine.write(fitted or chain(2), settings))}
+    spot, key = document, "it"
+    while isinstance(spot[key], (dict, list)) and len(spot[key]) and data.draw(st.booleans()):
+        spot = spot[key]
+        key = data.draw(st.sampled_from(sorted(spot) if isinstance(spot, dict) else range(len(spot))))
+    spot[key] = data.draw(JUNK)
+    read_or_refused(engine, json.dumps(document["it"]))
+
+
+@pytest.mark.parametrize("name", TREE_FORMS)
+@given(trees(max_nodes=6, max_rank=2), st.integers(0, 10**6), st.text('[](){},:0129-" \n_é', max_size=4))
+def test_damaged_text_is_read_as_a_tree_or_refused_on_purpose(name, tree, place, inserted):
+    engine = engine_named(name)
+    settings = engine.settings_of(NEEDED.get(name, {}))
+    fitted, _ = fitted_or_reason(engine, tree, settings, repair=True)
+    text = engine.write(fitted or chain(2), settings)
+    place %= len(text)
+    read_or_refused(engine, text[:place] + inserted + text[place + len(inserted) :])
+
+
+def read_or_refused(engine, text):
+    try:
+        assert engine.read(text).num_nodes >= 1
+    except (EngineError, TreeError) as error:
+        refused = str(error)
+        assert "\n" not in refused.strip()
 
 
 def test_files_that_cannot_be_read_and_forms_that_hold_no_tree_are_refused(tmp_path):

@@ -49,6 +49,9 @@ def _constraints(data: Mapping[str, Any], paths: Sequence[Path] | None) -> Itera
     if wrong or "constraints" not in data:
         return
     found = data["constraints"]
+    if not is_number(found["num_nodes"]):
+        yield f"in `constraints`, `num_nodes` is {found['num_nodes']!r:.40}; give a whole number from 1 on"
+        return
     try:
         # First without the paths that must be there: what they need is no larger than a tree that obeys.
         limits = Limits(**{**found, "must_include": ()})
@@ -61,11 +64,12 @@ def _constraints(data: Mapping[str, Any], paths: Sequence[Path] | None) -> Itera
         yield f"in `constraints`, {complaint}"
     must = found["must_include"]
     if not isinstance(must, list):
-        yield f"in `constraints`, must_include is {must!r}; give a list of paths"
+        yield f"in `constraints`, must_include is {must!r:.40}; give a list of paths"
         return
     for path in must:
-        if not isinstance(path, list) or not path or tuple(path) not in set(paths):
-            yield f"in `constraints`, must_include names {path!r}, which is no node of the tree; add it or drop the path"
+        whole = isinstance(path, list) and bool(path) and all(type(rank) is int for rank in path)
+        if not whole or tuple(path) not in set(paths):
+            yield f"in `constraints`, must_include names {path!r:.40}, which is no node of the tree; add it or drop the path"
 
 
 def _certificate(data: Mapping[str, Any]) -> Iterator[str]:
@@ -97,7 +101,7 @@ def _certificate(data: Mapping[str, Any]) -> Iterator[str]:
 def _most(data: Mapping[str, Any]) -> float:
     constraints = data.get("constraints")
     budget = constraints.get("num_nodes") if isinstance(constraints, dict) else None
-    return float(budget) if type(budget) is int else float("inf")
+    return float(budget) if isinstance(budget, int) and is_number(budget) else float("inf")
 
 
 def _number(where: str, value: Any, highest: float) -> Iterator[str]:

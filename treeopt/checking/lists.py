@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from treeopt.paths import Path, format_path, order_key
+from treeopt.paths import MAX_RANK, Path, format_path, order_key
 
 __all__ = ["is_number", "path_defects", "path_list_defects", "rate_defects", "spelled"]
 
@@ -27,6 +27,8 @@ def path_defects(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
         if min(path) < 0:
             yield f"node `{format_path(path)}` has a negative rank; ranks start at 0"
+        if max(path) > MAX_RANK:
+            yield f"a node at depth `{len(path)}` has a rank of {max(path).bit_length()} bits; ranks end at {MAX_RANK}"
         if path in held:
             yield f"node `{format_path(path)}` is given twice; delete one of the two"
         held.add(path)

@@ -33,3 +33,9 @@ def test_a_list_of_leaves_alone_becomes_a_tree():
 def test_what_is_no_path_is_refused(given_path):
     with pytest.raises(TreeError):
         as_path(given_path)
+
+
+def test_a_rank_that_no_array_of_a_tree_holds_is_refused():
+    assert as_path((2**31 - 1,)) == (2**31 - 1,)
+    with pytest.raises(TreeError, match=r"a node at depth `2` has a rank of 1329 bits; ranks end at 2147483647"):
+        as_path((0, 10**400))

@@ -9,6 +9,7 @@ The text of each puts its subject in backticks and says what is wrong, the value
     ├── ConstraintError     constraints that contradict each other or leave no tree
     ├── LatencyError        times of a machine that make no curve
     ├── DocumentError       a JSON file that breaks its schema
+    ├── EngineError         a tree that a decoder cannot take, or a file of its form that cannot be read
     ├── PromptError         a prompt file with a bad line
     ├── HeadsError          a checkpoint with missing, extra or mis-shaped tensors
     ├── TargetError         a model that cannot be fetched, loaded or verified
@@ -21,6 +22,7 @@ __all__ = [
     "AcceptanceError",
     "ConstraintError",
     "DocumentError",
+    "EngineError",
     "HeadsError",
     "LatencyError",
     "MissingExtraError",
@@ -58,6 +60,10 @@ class LatencyError(TreeoptError):
 
 class DocumentError(TreeoptError):
     """A JSON file that breaks its schema."""
+
+
+class EngineError(TreeoptError):
+    """A tree that another decoder cannot take, or a file of another decoder's that cannot be read."""
 
 
 class PromptError(TreeoptError):

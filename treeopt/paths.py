@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from treeopt.errors import TreeError
 
-__all__ = ["Path", "as_path", "closed", "format_path", "order_key"]
+__all__ = ["MAX_RANK", "Path", "as_path", "closed", "format_path", "order_key"]
 
 Path = tuple[int, ...]
+MAX_RANK = (1 << 31) - 1  # beyond any vocabulary, and within what arrays of a tree hold
 
 
 def order_key(path: Path) -> tuple[int, Path]:
@@ -28,7 +29,7 @@ def as_path(given: Sequence[int]) -> Path:
     Raises
     ------
     TreeError
-        For the root, a negative rank, or something that is no sequence of integers.
+        For the root, a negative or absurdly large rank, or something that is no sequence of integers.
     """
     try:
         path = tuple(operator.index(rank) for rank in given)
@@ -38,6 +39,10 @@ def as_path(given: Sequence[int]) -> Path:
         raise TreeError("node `()` is the root, which every tree has; leave it out of the paths")
     if min(path) < 0:
         raise TreeError(f"node `{format_path(path)}` has a negative rank; ranks start at 0")
+    if max(path) > MAX_RANK:
+        raise TreeError(
+            f"a node at depth `{len(path)}` has a rank of {max(path).bit_length()} bits; ranks end at {MAX_RANK}"
+        )
     return path
 
 

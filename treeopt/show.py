@@ -12,6 +12,7 @@ from treeopt.heldout import Comparison, Estimate
 from treeopt.intervals import ratio_interval
 from treeopt.latency import LatencyTable
 from treeopt.optimize.built import BuiltTree
+from treeopt.optimize.priced import states_probabilities
 from treeopt.replays import Replay
 from treeopt.trace import RankTrace
 from treeopt.tree import DraftTree
@@ -29,6 +30,9 @@ __all__ = [
 TOPS = (1, 3, 5, 10)
 MAX_DRAWN = 128  # nodes; larger trees are summarised by level
 NOTHING = 1e-9  # a cost below is rounding
+UNPRICED = (
+    "path probabilities and E[L] unknown: the tree was imported without a trace or a table, and 0 stands for them"
+)
 CURVE_BUDGETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -38,8 +42,7 @@ def describe_tree(built: BuiltTree, *, draw: bool = True) -> str:
     lines = [
         f"{tree.num_nodes} nodes (root included), depth {tree.max_depth}, nodes at each depth: "
         + (", ".join(map(str, tree.level_widths)) or "none but the root"),
-        f"expected_accepted E[L] {built.expected_accepted:.4f}, tokens_per_step {built.tokens_per_step:.4f}",
-        *_notes(built),
+        *(_values(built) if states_probabilities(built) else [UNPRICED]),
     ]
     if built.certificate.nested:
         curve = ", ".join(f"{n}: {built.curve[n - 1]:.3f}" for n in _budgets(tree.num_nodes))
@@ -184,6 +187,11 @@ def _per_document(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
 def _percent(value: Any) -> str:
     rate, low, high = value
     return f"{rate:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _values(built: BuiltTree) -> Iterator[str]:
+    yield f"expected_accepted E[L] {built.expected_accepted:.4f}, tokens_per_step {built.tokens_per_step:.4f}"
+    yield from _notes(built)
 
 
 def _notes(built: BuiltTree) -> Iterator[str]:

@@ -9,9 +9,12 @@ import click
 
 from treeopt.cli.build import build
 from treeopt.cli.calibrate import calibrate
+from treeopt.cli.check import check
 from treeopt.cli.compare import compare
 from treeopt.cli.explain import explain
+from treeopt.cli.export import export
 from treeopt.cli.heads import heads
+from treeopt.cli.import_ import import_
 from treeopt.cli.profile import profile
 from treeopt.cli.show import show
 from treeopt.cli.train import train
@@ -58,5 +61,7 @@ def main() -> None:
     """
 
 
-for _command in (calibrate, build, verify, show, compare, profile, explain, train, heads):
+for _command in (
+    calibrate, build, verify, show, check, export, import_, compare, profile, explain, train, heads,
+):  # fmt: skip
     main.add_command(_command)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treeopt.bundled import DEMO_TRACE, calibration_path
+from treeopt.cli.engines import EngineLimits, set_option
 from treeopt.cli.latency import curve_of, describe_choice, latency_options
-from treeopt.cli.limits import limit_options, limits_of
+from treeopt.cli.limits import limit_options, limits_of, named_limits
 from treeopt.cli.options import kind_of, seed_option
 from treeopt.cli.recipes import TableRecipe, TraceRecipe
 from treeopt.files import cache_directory
@@ -31,6 +32,13 @@ PROGRAM_LIMITS = {"max_children", "level_caps", "max_leaves", "dense_siblings", 
 @click.command()
 @click.argument("source", required=False, metavar="[TRACE|TABLE]", type=click.Path(dir_okay=False))
 @limit_options
+@click.option(
+    "--for",
+    "engine_name",
+    metavar="ENGINE",
+    help="Build within what another decoder can take; see treeopt export --list.",
+)
+@set_option
 @latency_options
 @click.option(
     "--model", type=click.Choice(MODELS), default=MODELS[0], show_default=True,
@@ -61,6 +69,8 @@ PROGRAM_LIMITS = {"max_children", "level_caps", "max_leaves", "dense_siblings", 
 def build(
     source: str | None,
     nodes: int | None,
+    engine_name: str | None,
+    settings: tuple[str, ...],
     latency: str | None,
     latency_model: str | None,
     batch: int,
@@ -89,6 +99,7 @@ def build(
         treeopt build trace.safetensors --nodes 32 --max-children 4 --must-include 0,0,0
         treeopt build trace.safetensors --objective robust --compare
         treeopt build trace.safetensors --nodes auto --latency latency.json
+        treeopt build trace.safetensors --for vllm -o tree.json
     """
     from treeopt.auto import auto_budget
     from treeopt.document import to_bytes, write_tree
@@ -96,7 +107,8 @@ def build(
 
     if (nodes is None) != (latency is not None):
         raise click.UsageError("--nodes auto and --latency belong together; give both or neither")
-    limits = limits_of(options, 1 if nodes is None else nodes)
+    engine = EngineLimits.of(engine_name, settings)
+    limits = engine.join(limits_of(options, 1 if nodes is None else nodes), named_limits(click.get_current_context()))
     path = _source(source)
     aim = _aim(model, objective, weights, epsilon, delta)
     recipe: TraceRecipe | TableRecipe
@@ -113,8 +125,8 @@ def build(
         choice = auto_budget(recipe.build, curve_of(latency, latency_model, batch, context), recipe.trace)
         parts.append(describe_choice(choice))
         num_nodes = choice.num_nodes
-    built = recipe.build(num_nodes, certify=True)
-    parts.append("\n".join([describe_tree(built, draw=False), *recipe.notes(built)]))
+    built, notes = engine.build(recipe, num_nodes)
+    parts.append("\n".join([describe_tree(built, draw=False), *notes, *recipe.notes(built)]))
     if with_comparison:
         parts.append(recipe.compare(num_nodes))
     summary = "\n\n".join(parts)

@@ -30,12 +30,17 @@ def explain(
         treeopt explain tree.json --latency latency.json
     """
     from treeopt.document import read_tree
+    from treeopt.optimize.priced import states_probabilities
     from treeopt.replays import replay
     from treeopt.trace import RankTrace
 
     if latency is None:
         raise click.UsageError("--latency is needed: measure one with treeopt profile")
     built = read_tree(tree)
+    if trace is None and not states_probabilities(built):
+        raise click.UsageError(
+            f"the path probabilities of {tree} are unknown; give --trace, or import it again with one"
+        )
     curve = curve_of(latency, latency_model, batch, context)
     rate = built.tokens_per_step if trace is None else replay(built.tree, RankTrace.read(trace)).tokens_per_step
     if built.tree.num_nodes > curve.max_nodes:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from treeopt.optimize.limits import Limits
 
-__all__ = ["Numbers", "limit_options", "limits_of"]
+__all__ = ["Numbers", "limit_options", "limits_of", "named_limits"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -90,6 +91,14 @@ def limits_of(options: dict[str, Any], num_nodes: int) -> Limits:
     from treeopt.optimize.limits import Limits
 
     return Limits(num_nodes=num_nodes, **{name: options[name] for name in NAMES})
+
+
+def named_limits(context: click.Context) -> set[str]:
+    """Return the names of the limits that were given: not left at their default, nor to the machine."""
+    given = {name for name in ("nodes", *NAMES) if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    if context.params.get("nodes") is None:
+        given.discard("nodes")
+    return {"num_nodes" if name == "nodes" else name for name in given}
 
 
 NAMES = (

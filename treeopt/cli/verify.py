@@ -74,6 +74,7 @@ def verify(
     """
     require_torch("treeopt verify")
     from treeopt.document import read_tree
+    from treeopt.optimize.priced import states_probabilities
     from treeopt.progress import Progress
     from treeopt.prompts import evenly, read_prompt_files
     from treeopt.verify import TreeVerifier
@@ -92,6 +93,8 @@ def verify(
             progress.add(documents=1, tokens=2 * len(comparison.decoded.tokens))
     result = summarize(found, built.tokens_per_step, seed=seed)
     result["attention"] = verifier.attention
+    if not states_probabilities(built):
+        result["predicted_tokens_per_step"] = None
     if check_replay:
         result["replay"] = _replayed(built, loaded, heads, chosen, found)
     click.echo(json.dumps(result) if as_json else _report(result, built.tree.num_nodes))
@@ -125,11 +128,11 @@ def _report(result: dict[str, Any], num_nodes: int) -> str:
 
     header = ["domain", "prompts", "tokens", "steps", "tokens/step", "95 % interval", "time ratio", "95 % interval"]
     rows = [_row(name, measured) for name, measured in result["domains"].items()]
-    total = result["all"]
+    total, predicted = result["all"], result["predicted_tokens_per_step"]
     equal = total["prompts"] - len(result["differences"])
     lines = [
         *aligned([header, *rows, _row("all", total)]),
-        f"predicted tokens_per_step {result['predicted_tokens_per_step']:.4f}, measured {total['tokens_per_step']:.4f}, "
+        f"predicted tokens_per_step {'unknown' if predicted is None else f'{predicted:.4f}'}, measured {total['tokens_per_step']:.4f}, "
         f"{num_nodes} nodes, {total['num_steps']} steps; time ratio: plain decoding over tree decoding",
         f"{equal} of {total['prompts']} prompts give exactly the target's own greedy output",
     ]

@@ -142,10 +142,11 @@ class Limits:
         Traceback (most recent call last):
         treeopt.errors.ConstraintError: `dense_siblings` needs node (1), the left sibling of (2); add it
         """
-        for complaint in self._complaints(tree):
+        for complaint in self.complaints(tree):
             raise ConstraintError(complaint)
 
-    def _complaints(self, tree: DraftTree) -> Iterator[str]:
+    def complaints(self, tree: DraftTree) -> Iterator[str]:
+        """Yield every way in which a tree does not obey, as `check` would say it."""
         if tree.num_nodes > self.num_nodes:
             yield f"`num_nodes` is {self.num_nodes}, but the tree has {tree.num_nodes}; raise that or drop nodes"
         if self.max_depth is not None and tree.max_depth > self.max_depth:

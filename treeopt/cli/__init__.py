@@ -11,6 +11,7 @@ from treeopt.cli.build import build
 from treeopt.cli.calibrate import calibrate
 from treeopt.cli.compare import compare
 from treeopt.cli.explain import explain
+from treeopt.cli.plot import plot
 from treeopt.cli.profile import profile
 from treeopt.cli.show import show
 from treeopt.cli.train import train
@@ -57,5 +58,5 @@ def main() -> None:
     """
 
 
-for _command in (calibrate, build, verify, show, compare, profile, explain, train):
+for _command in (calibrate, build, verify, show, compare, profile, explain, plot, train):
     main.add_command(_command)

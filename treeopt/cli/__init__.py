@@ -13,6 +13,7 @@ from treeopt.cli.compare import compare
 from treeopt.cli.explain import explain
 from treeopt.cli.plot import plot
 from treeopt.cli.profile import profile
+from treeopt.cli.report import report
 from treeopt.cli.show import show
 from treeopt.cli.train import train
 from treeopt.cli.verify import verify
@@ -58,5 +59,5 @@ def main() -> None:
     """
 
 
-for _command in (calibrate, build, verify, show, compare, profile, explain, plot, train):
+for _command in (calibrate, build, verify, show, compare, profile, explain, plot, report, train):
     main.add_command(_command)

@@ -43,7 +43,7 @@ POINTS = 72.0  # in an inch
 DOTS = 160  # of a PNG, in an inch
 INK, FAINT, DARK = "#1b1f24", "#c9ced6", "#5a626e"
 # From dark to light in one step each, so that copies in grey and eyes without red or green tell them apart.
-ORDERED = ("#0b2545", "#235d93", "#2f9488", "#d98a1f", "#f2bd6b", "#b9c1cb")
+ORDERED = ("#0b2545", "#235d93", "#2f9488", "#d98a1f", "#f2bd6b", "#d9dde3")
 MARKERS = "osD^vP"
 SHADES = LinearSegmentedColormap.from_list("path probability", ["#b4c8de", "#7fa3c7", "#2f6499", "#0b2545"])
 RIGHT_OF_MARK = 0.66  # of an axis: marks further right have their words at the left
@@ -168,7 +168,7 @@ def powers(axes: Axes, largest: int) -> None:
 
 def mark_budget(axes: Axes, nodes: float, value: float, text: str) -> None:
     """Mark the point of a curve at a budget, with a line down to the axis and words beside it."""
-    low = axes.get_ylim()[0]
+    low, high = axes.get_ylim()
     axes.plot([nodes, nodes], [low, value], color=INK, linewidth=1.2, linestyle=(0, (1, 2)), zorder=3)
     axes.plot(
         [nodes], [value], marker="o", markersize=9, color=INK, markerfacecolor="white", markeredgewidth=2, zorder=4,
@@ -176,6 +176,6 @@ def mark_budget(axes: Axes, nodes: float, value: float, text: str) -> None:
     )  # fmt: skip
     to_the_right = axes.transAxes.inverted().transform(axes.transData.transform((nodes, value)))[0] < RIGHT_OF_MARK
     axes.annotate(
-        text, (nodes, low + 0.42 * (value - low)), xytext=(8 if to_the_right else -8, 0), textcoords="offset points",
+        text, (nodes, low + max(0.42 * (value - low), 0.12 * (high - low))), xytext=(8 if to_the_right else -8, 0), textcoords="offset points",
         va="center", ha="left" if to_the_right else "right", fontsize=10, fontweight="bold", linespacing=1.3, zorder=5,
     )  # fmt: skip

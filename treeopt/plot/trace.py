@@ -97,4 +97,5 @@ def _node_curve(made: Figure, curve: NodeCurve, chosen: int, about: str, why: st
     )
     replayed, predicted = float(curve.replayed[chosen - 1]), float(curve.predicted[chosen - 1])
     mark_budget(axes, chosen, replayed, f"{chosen} nodes{why}\n{replayed:.3f} replayed\n{predicted:.3f} predicted")
-    axes.annotate("1: plain decoding", (1, 1), xytext=(30, 5), textcoords="offset points", fontsize=9.5)
+    if chosen > 1:
+        axes.annotate("1: plain decoding", (1, 1), xytext=(30, 5), textcoords="offset points", fontsize=9.5)

@@ -130,10 +130,12 @@ def _titles(axes: Axes, title: str, layout: Layout) -> None:
 
 def _scale(axes: Axes, probabilities: Values, layout: Layout) -> None:
     """Draw circles of some probabilities, as they are in the tree."""
+    chosen = _samples(probabilities)
+    if not chosen:
+        return
     y, x = HEIGHT * POINTS - 24.0, 10.0
     axes.text(x, y, "Probability that the whole path down to a node is right:", fontsize=TEXT, va="center_baseline")
     x += 290.0
-    chosen = _samples(probabilities)
     shades = _shades(probabilities)
     for node in chosen:
         diameter = float(layout.diameters[node])

@@ -51,6 +51,11 @@ def test_likelier_nodes_are_never_smaller_and_labels_fit_into_their_circles(num_
         assert np.hypot(width, height) <= found.diameters[node] + 1e-6
 
 
+@pytest.mark.parametrize("num_nodes", [2, 9, 16, 32])
+def test_small_trees_show_every_rank(num_nodes):
+    assert laid_out(best_tree(DEMO, num_nodes)).labelled[1:].all()
+
+
 def test_64_nodes_of_the_demo_show_all_ranks_and_512_those_of_the_likeliest():
     assert laid_out(best_tree(DEMO, 64)).labelled[1:].all()
     large = laid_out(best_tree(DEMO, 512))
@@ -58,9 +63,16 @@ def test_64_nodes_of_the_demo_show_all_ranks_and_512_those_of_the_likeliest():
     assert large.labelled[1]
 
 
-@pytest.mark.parametrize("tree", [chain(0), chain(4), dense_tree([1]), dense_tree([40, 1, 1])], ids=str)
-def test_the_smallest_and_the_narrowest_trees_have_a_layout(tree):
+@pytest.mark.parametrize(
+    "tree",
+    [chain(0), chain(4), dense_tree([1]), dense_tree([40, 1, 1]), dense_tree([2, 254]), dense_tree([511])],
+    ids=str,
+)
+def test_the_smallest_the_narrowest_and_the_widest_trees_have_a_layout(tree):
     found = lay_out(tree, np.linspace(1.0, 0.1, tree.num_nodes), **PAGE)
+    assert (found.diameters > 0).all()
+    assert (found.x - found.diameters / 2 >= -1e-6).all()
+    assert (found.x + found.diameters / 2 <= PAGE["width"] + 1e-6).all()
     assert np.isfinite(np.concatenate([found.x, found.y, found.diameters])).all()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.browser import browser_page, find_browser
+from treeopt import RankTrace
 from treeopt.bundled import DEMO_TRACE, calibration_path
 
 pytestmark = pytest.mark.browser
@@ -28,6 +29,30 @@ def report(run, tmp_path):
     result = run("report", DEMO, "tree.json", "dense:3,2", "--latency", "flat.csv", "--reference", DEMO)
     assert result.exit_code == 0, result.output
     return tmp_path / "report.html"
+
+
+@pytest.fixture
+def crowded(run, tmp_path):
+    """Return a report of twenty domains with long names, eight heads and a dozen trees, one of them large."""
+    rng = np.random.default_rng(0)
+    ranks = np.minimum(rng.geometric(0.15, size=(40 * 60, 8)) - 1, 200)
+    for document in range(40):
+        for head in range(8):
+            ranks[60 * document + 59 - head : 60 * document + 60, head] = -1
+    domains = [f"a-domain-with-a-name-of-many-words-{i % 20}" for i in range(40)]
+    metadata = {"target": "/models/" + "of-some-organisation-or-other/" * 4 + "model", "remark": "x" * 300}
+    RankTrace(ranks, np.arange(41) * 60, domains, metadata).write("a-trace-whose-name-is-long-as-well.safetensors")
+    run("build", "a-trace-whose-name-is-long-as-well.safetensors", "--nodes", 512, "-o", "a-tree-of-many-nodes.json")
+    names = [f"chain:{k}" for k in range(1, 8)] + ["dense:4,3", "dense:20,10,5"]
+    result = run("report", "a-trace-whose-name-is-long-as-well.safetensors", "a-tree-of-many-nodes.json", *names)
+    assert result.exit_code == 0, result.output
+    return tmp_path / "report.html"
+
+
+@pytest.fixture(params=["report", "crowded"])
+def either(request):
+    """Return a usual report, and one whose names and numbers hardly fit."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -117,13 +142,13 @@ def test_light_and_dark_have_readable_text(page, report):
 
 
 @pytest.mark.parametrize("width", [400, 800, 1100])
-def test_the_page_is_never_wider_than_the_window(page, report, width):
-    page.open(report, width=width)
+def test_the_page_is_never_wider_than_the_window(page, either, width):
+    page.open(either, width=width)
     assert page.value("document.documentElement.scrollWidth") <= width
 
 
-def test_it_prints_on_a4_with_nothing_cut(page, report):
-    page.open(report)
+def test_it_prints_on_a4_with_nothing_cut(page, either):
+    page.open(either)
     # A4 less two margins of 14 mm, in CSS pixels; what is wider than its own box would be cut on paper.
     width = round((210 - 28) / 25.4 * 96)
     page.call("Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False)

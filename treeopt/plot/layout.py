@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import networkx as nx
@@ -14,9 +15,10 @@ from treeopt.tree import DraftTree
 __all__ = ["Layout", "drawn_part", "lay_out"]
 
 SWEEPS = 12
-DOT = 1.6  # diameter of nodes without room for their rank, in points
+SCALES = (1.0, 0.8, 0.65, 0.5)  # of the likeliest nodes
+DOTS = (1.6, 1.2, 0.9)  # diameters of nodes without room for their rank, in points
 FAMILY_GAP, LOOSEST = 0.6, 1.8  # in diameters; of the room that nodes need
-MAX_DRAWN = 1024  # nodes; a level of more would be a grey bar
+MAX_DRAWN = 512  # nodes; of more, dots in a row would touch
 
 Places = NDArray[np.float64]
 
@@ -87,24 +89,26 @@ def _diameters(tree: DraftTree, probabilities: Places, width: float, largest: fl
     place = np.empty(tree.num_nodes, dtype=np.int64)
     place[np.argsort(-probabilities, kind="stable")] = np.arange(tree.num_nodes)
 
-    def sized(scale: float, enlarged: int) -> Places:
+    def sized(scale: float, dot: float, enlarged: int, fitting: float = 0.9) -> Places:
         natural = scale * largest * np.sqrt(np.minimum(probabilities / likeliest, 1.0))
         natural[0] = room[0]
-        common = float(np.quantile(room[place < enlarged], 0.9)) if enlarged else 0.0
-        return np.maximum(natural, np.where(place < enlarged, common, min(DOT, scale * largest)))
+        common = float(np.quantile(room[place < enlarged], fitting)) if enlarged else 0.0
+        return np.maximum(natural, np.where(place < enlarged, common, dot))
 
     def fits(diameters: Places) -> bool:
         return bool((np.bincount(tree.depths, weights=diameters + _gap(diameters)) <= width).all())
 
-    scales = [scale for scale in (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05) if fits(sized(scale, 0))]
-    if not scales:
-        return sized(0.03, 0)
-    best = next((scale for scale in scales if scale >= 0.5 and fits(sized(scale, tree.num_nodes))), scales[0])
+    for fitting, scale in itertools.product((1.0, 0.9), SCALES):
+        if fits(everywhere := sized(scale, 0.0, tree.num_nodes, fitting)):
+            return everywhere
+    scale, dot = next(
+        ((scale, dot) for dot, scale in itertools.product(DOTS, SCALES) if fits(sized(scale, dot, 0))), (0.0, DOTS[-1])
+    )
     low, high = 0, tree.num_nodes
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(sized(best, middle)) else (low, middle - 1)
-    return sized(best, low)
+        low, high = (middle, high) if fits(sized(scale, dot, middle)) else (low, middle - 1)
+    return sized(scale, dot, low)
 
 
 def _gap(diameters: Places) -> Places:

@@ -33,7 +33,7 @@ def draw_tree(tree: DraftTree, probabilities: Values) -> Figure:
     Parameters
     ----------
     tree : DraftTree
-        Of more than 1,024 nodes the likeliest are drawn.
+        Of more than 512 nodes the likeliest are drawn.
     probabilities : ndarray of float64, shape (num_nodes,)
         That the whole path to a node is accepted, in [0, 1].
     """
@@ -50,7 +50,7 @@ def _draw(made: Figure, whole: DraftTree, probabilities: Values) -> None:
     part = "" if tree.num_nodes == whole.num_nodes else f" (its {tree.num_nodes:,} likeliest are drawn)"
     tokens = 1.0 + float(probabilities[1:].sum())
     _titles(axes, f"Draft tree of {_counted(whole.num_nodes)}{part}: {tokens:.3f} tokens per step expected", layout)
-    _levels(axes, tree, shown, layout)
+    _levels(axes, whole, probabilities, np.linspace(TOP, TOP + height, tree.max_depth + 1))
     _nodes(axes, tree, layout, _shades(shown))
     _scale(axes, shown, layout)
 
@@ -64,11 +64,10 @@ def _shades(probabilities: Values) -> Values:
     return places
 
 
-def _levels(axes: Axes, tree: DraftTree, probabilities: Values, layout: Layout) -> None:
+def _levels(axes: Axes, tree: DraftTree, probabilities: Values, places: Values) -> None:
     """Name each level at its left, with how many nodes it has and what they add."""
-    for depth in range(tree.max_depth + 1):
+    for depth, y in enumerate(places.tolist()):
         on_level = tree.depths == depth
-        y = TOP + float(layout.y[on_level][0])
         axes.plot([LEFT, WIDTH * POINTS - RIGHT], [y, y], color=FAINT, linewidth=0.6, zorder=0)
         count = int(on_level.sum())
         name, *told = (

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 NUM_RANKS = 10
+DOMAINS_A_TABLE = 8  # columns that fit on paper
 TEXTS = {"generated": "The target wrote the documents itself", "dataset": "The documents were given"}
 KNOWN = (
     ("target", "target"), ("target_hash", "hash of its weights"), ("heads", "heads"), ("heads_hash", "hash of the heads"),
@@ -150,12 +151,12 @@ def comparison(rows: Sequence[TreeRow]) -> Markup:
         for i, row in enumerate(rows)
     ]  # fmt: skip
     domains = sorted(rows[0].domains)
-    by_domain = [[row.name, *(f"{row.domains[domain]:.2f}" for domain in domains)] for row in rows]
     parts = [table(header, lines, caption="Replayed on the trace, 95 % intervals over the same documents in brackets")]
-    if domains:
-        parts.append(
-            table(["tree", *(domain or "none" for domain in domains)], by_domain, caption="Tokens per step by domain")
-        )
+    for start in range(0, len(domains), DOMAINS_A_TABLE):
+        some = domains[start : start + DOMAINS_A_TABLE]
+        by_domain = [[row.name, *(f"{row.domains[domain]:.2f}" for domain in some)] for row in rows]
+        named = [domain or "none" for domain in some]
+        parts.append(table(["tree", *named], by_domain, caption="Tokens per step by domain"))
     return section("Beside other trees", *parts)
 
 

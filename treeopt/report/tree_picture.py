@@ -96,7 +96,7 @@ def tree_picture(name: str, tree: DraftTree, probabilities: Values, prefix: str)
     facts = node_facts(drawn, shown)
     told = f"{tree.num_nodes:,} nodes, {1 + float(probabilities[1:].sum()):.3f} tokens per step expected"
     svg = element(
-        "svg", _links(drawn, layout), _levels(drawn, shown, layout), _nodes(drawn, shown, layout, facts, prefix),
+        "svg", _links(drawn, layout), _levels(tree, probabilities, layout.y[np.searchsorted(drawn.depths, np.arange(drawn.max_depth + 1))]), _nodes(drawn, shown, layout, facts, prefix),
         viewBox=f"0 0 {number(WIDTH)} {number(height + TOP + BOTTOM)}", role="group", aria_label=f"{name}: {told}", class_="tree",
     )  # fmt: skip
     missing = "" if drawn.num_nodes == tree.num_nodes else f" Its {drawn.num_nodes:,} likeliest nodes are drawn."
@@ -126,12 +126,11 @@ def _links(tree: DraftTree, layout: Layout) -> Markup:
     )
 
 
-def _levels(tree: DraftTree, probabilities: Values, layout: Layout) -> Markup:
+def _levels(tree: DraftTree, probabilities: Values, places: Values) -> Markup:
     parts = []
-    for depth in range(tree.max_depth + 1):
+    for depth, y in enumerate((TOP + places).tolist()):
         on_level = tree.depths == depth
         count = int(on_level.sum())
-        y = TOP + float(layout.y[on_level][0])
         told = (
             f"head {depth - 1}, token {depth + 1}: {count} node{'s' * (count != 1)} add {probabilities[on_level].sum():.3f} tokens"
             if depth
@@ -153,7 +152,7 @@ def _nodes(tree: DraftTree, probabilities: Values, layout: Layout, facts: list[N
 
 
 def _node(tree: DraftTree, layout: Layout, node: int, shade: str, facts: NodeFacts, prefix: str) -> Markup:
-    x, y, radius = MARGIN + layout.x[node], TOP + layout.y[node], max(1.2, layout.diameters[node] / 2)
+    x, y, radius = MARGIN + layout.x[node], TOP + layout.y[node], layout.diameters[node] / 2
     parent = f"{prefix}{tree.parents[node]}" if node else None
     shape = (
         element("circle", cx=x, cy=y, r=radius, class_="dot" if radius < BARE else None)

@@ -1,6 +1,7 @@
 """Pictures: what they say, that it can be read, and that equal input gives equal files."""
 
 import itertools
+import json
 import re
 from importlib import util
 from pathlib import Path
@@ -9,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from treeopt import AcceptanceTable, RankTrace, best_tree
+from treeopt import AcceptanceTable, RankTrace, best_tree, dense_tree
 from treeopt.bundled import DEMO_TRACE, calibration_path
 from treeopt.cli import main
 from treeopt.curves import describe_source, node_curve, rank_curves
@@ -191,6 +192,14 @@ def test_a_list_of_paths_is_drawn_with_the_accuracies_of_a_trace(run, demo, tmp_
     first, second = demo.table().rates[:2]
     expected = 1 + first[0] + first[1] + first[0] * second[0]
     assert f"Draft tree of 4 nodes: {expected:.3f} tokens per step expected" in svg_texts("a.svg")
+
+
+def test_levels_of_a_huge_tree_are_counted_whole_although_its_likeliest_nodes_are_drawn(run, tmp_path):
+    (tmp_path / "huge.json").write_text(json.dumps([list(path) for path in dense_tree([20, 10, 5]).paths[1:]]))
+    assert run("plot", "huge.json", "--trace", DEMO, "-o", "a.svg").exit_code == 0
+    text = " ".join(svg_texts("a.svg"))
+    assert "Draft tree of 1,221 nodes (its 512 likeliest are drawn)" in text
+    assert "1,000 nodes" in text
 
 
 def test_equal_input_gives_equal_files_without_dates_and_with_text_as_text(run):

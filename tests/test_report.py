@@ -16,7 +16,7 @@ from treeopt.cli import main
 from treeopt.report.chart import Axis, Line, line_chart
 from treeopt.report.markup import Markup, element, estimate, number
 from treeopt.report.tree_picture import node_facts
-from treeopt.show import head_rows
+from treeopt.show import describe_tree, head_rows
 
 DEMO = str(calibration_path(DEMO_TRACE))
 ALONE = {"meta"}  # HTML elements without an end tag; SVG's are written with a slash
@@ -119,6 +119,23 @@ def test_the_comparison_is_the_exact_replay_of_each_tree(full, folder, demo):
         assert f"{name} {' '.join(domains)}" in text
     assert "best dense tree, 21 × 2 64 2 1.810" in text
     assert "not measured" in text  # 128 nodes on a curve that ends at 64
+
+
+def test_what_a_tree_file_certifies_is_told(full, folder):
+    text = rendered(full)
+    for line in describe_tree(read_tree(folder / "tree.json"), draw=False).splitlines():
+        assert line in text
+    assert "proven optimal" in text
+
+
+def test_where_no_tree_pays_plain_decoding_is_shown(run, tmp_path):
+    (tmp_path / "steep.csv").write_text("nodes,seconds\n1,0.01\n64,0.64\n")
+    assert run("report", DEMO, "--latency", "steep.csv").exit_code == 0
+    text = rendered(Path("report.html").read_text(encoding="utf8"))
+    assert "Do not speculate here" in text
+    assert "Checking 1 node at once" in text
+    assert "1 nodes" not in text
+    assert "1 node, 1.000 tokens per step expected" in text
 
 
 def test_the_machine_and_the_drift_are_there_when_they_are_given(full, run):

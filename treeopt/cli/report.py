@@ -14,6 +14,7 @@ from treeopt.cli.latency import curve_of, latency_options
 from treeopt.cli.options import kind_of, seed_option
 
 if TYPE_CHECKING:
+    from treeopt.report import ShownTree
     from treeopt.trace import RankTrace
 
 __all__ = ["report"]
@@ -82,17 +83,19 @@ def report(
     click.echo(f"written to {output}", err=True)
 
 
-def _tree(name: str, trace: RankTrace) -> Any:
+def _tree(name: str, trace: RankTrace) -> ShownTree:
     """Return a tree with its path probabilities: those of its file, or those of the trace's accuracies."""
     from treeopt.document import read_tree
     from treeopt.optimize.models import HeadModel, path_probabilities
+    from treeopt.report import ShownTree
+    from treeopt.show import describe_tree
 
     if Path(name).is_file() and kind_of(Path(name)) == "tree":
         built = read_tree(name)
-        return built.tree, built.path_probabilities
+        return ShownTree(built.tree, built.path_probabilities, describe_tree(built, draw=False).splitlines())
     tree = read_any_tree(name)
     tree.require_heads(trace.num_heads)
-    return tree, path_probabilities(HeadModel(trace.table()), tree)
+    return ShownTree(tree, path_probabilities(HeadModel(trace.table()), tree))
 
 
 def _commands(name: str, trace: RankTrace, trees: tuple[str, ...], options: dict[str, Any]) -> list[str]:

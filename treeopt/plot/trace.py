@@ -96,6 +96,11 @@ def _node_curve(made: Figure, curve: NodeCurve, chosen: int, about: str, why: st
         ],
     )
     replayed, predicted = float(curve.replayed[chosen - 1]), float(curve.predicted[chosen - 1])
-    mark_budget(axes, chosen, replayed, f"{chosen} nodes{why}\n{replayed:.3f} replayed\n{predicted:.3f} predicted")
+    mark_budget(
+        axes,
+        chosen,
+        replayed,
+        f"{chosen} node{'s' * (chosen != 1)}{why}\n{replayed:.3f} replayed\n{predicted:.3f} predicted",
+    )
     if chosen > 1:
         axes.annotate("1: plain decoding", (1, 1), xytext=(30, 5), textcoords="offset points", fontsize=9.5)

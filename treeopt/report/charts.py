@@ -44,7 +44,11 @@ def node_chart(curve: NodeCurve, chosen: int) -> Markup:
             Line(x, curve.predicted, "predicted\n1 + E[L]", 3, dashed=True),
             Line(x, curve.replayed, "replayed\nexact steps", 0, low=curve.low, high=curve.high),
         ],
-        Mark(chosen, value, f"{chosen} nodes\n{value:.3f} replayed\n{curve.predicted[chosen - 1]:.3f} predicted"),
+        Mark(
+            chosen,
+            value,
+            f"{chosen} node{'s' * (chosen != 1)}\n{value:.3f} replayed\n{curve.predicted[chosen - 1]:.3f} predicted",
+        ),
     )
 
 
@@ -73,7 +77,9 @@ def speed_chart(choice: BudgetChoice, largest: int) -> Markup:
             Line(x, speeds, "best tree of\neach size", 0),
         ],
         Mark(
-            choice.num_nodes, best, f"most: {choice.num_nodes} nodes\n{best:.4g} tokens/s\n{choice.speedup:.2f} × plain"
+            choice.num_nodes,
+            best,
+            f"most: {choice.num_nodes} node{'s' * (choice.num_nodes != 1)}\n{best:.4g} tokens/s\n{choice.speedup:.2f} × plain",
         ),
     )
 

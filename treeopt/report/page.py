@@ -8,7 +8,6 @@ from functools import partial
 from importlib import resources
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treeopt.auto import auto_budget, nested_tree
 from treeopt.budget import BudgetChoice
@@ -18,10 +17,10 @@ from treeopt.latency import LatencyCurve
 from treeopt.optimize import Limits, best_tree
 from treeopt.report import sections
 from treeopt.report.markup import Markup, element, joined
-from treeopt.report.tree_picture import tree_picture
+from treeopt.report.tree_picture import ShownTree, tree_picture
 from treeopt.sidebyside import TreeRow, compare_trees
 from treeopt.trace import RankTrace
-from treeopt.tree import DraftTree, chain
+from treeopt.tree import chain
 from treeopt.version import __version__
 
 __all__ = ["ReportInputs", "report_page"]
@@ -29,8 +28,6 @@ __all__ = ["ReportInputs", "report_page"]
 BUDGETS = (16, 32, 64, 128, 256)
 STANDARD = 64
 LARGEST = 512
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,8 @@ class ReportInputs:
     name : str
         Of the trace's file.
     trace : RankTrace
-    trees : mapping of str to (DraftTree, ndarray of float64, shape (num_nodes,))
-        By name, with their path probabilities; without any the best tree of the trace is shown.
+    trees : mapping of str to ShownTree
+        By name; without any the best tree of the trace is shown.
     curve : LatencyCurve, optional
         Step times of the machine.
     machine : mapping of str to str
@@ -58,7 +55,7 @@ class ReportInputs:
 
     name: str
     trace: RankTrace
-    trees: Mapping[str, tuple[DraftTree, Values]] = field(default_factory=dict)
+    trees: Mapping[str, ShownTree] = field(default_factory=dict)
     curve: LatencyCurve | None = None
     machine: Mapping[str, str] = field(default_factory=dict)
     reference: tuple[str, RankTrace] | None = None
@@ -113,10 +110,14 @@ def _rows(inputs: ReportInputs, curve: NodeCurve, chosen: int) -> list[TreeRow]:
     trees = {
         f"chain of {depth} first guesses": chain(depth),
         f"best dense tree, {' × '.join(map(str, widths))}": dense,
-        **{f"best tree, {n} nodes": nested_tree(curve.built, n) for n in ours},
-        **{name: tree for name, (tree, _) in inputs.trees.items()},
+        **{_best_name(n): nested_tree(curve.built, n) for n in ours},
+        **{name: shown.tree for name, shown in inputs.trees.items()},
     }
     return compare_trees(trees, inputs.trace, curve=inputs.curve, seed=inputs.seed)
+
+
+def _best_name(num_nodes: int) -> str:
+    return f"best tree, {num_nodes} node{'s' * (num_nodes != 1)}"
 
 
 def _lead(curve: NodeCurve, chosen: int, rows: Sequence[TreeRow]) -> Markup:
@@ -132,11 +133,11 @@ def _lead(curve: NodeCurve, chosen: int, rows: Sequence[TreeRow]) -> Markup:
 
 def _trees(inputs: ReportInputs, curve: NodeCurve, chosen: int) -> list[Markup]:
     kept = np.sort(curve.built.added[:chosen])
-    best = nested_tree(curve.built, chosen), curve.built.path_probabilities[kept]
-    shown = inputs.trees or {f"best tree, {chosen} nodes": best}
+    best = ShownTree(nested_tree(curve.built, chosen), curve.built.path_probabilities[kept])
+    shown = inputs.trees or {_best_name(chosen): best}
     return [
-        sections.section(f"Tree: {name}", tree_picture(name, tree, probabilities, f"t{i}n"))
-        for i, (name, (tree, probabilities)) in enumerate(shown.items())
+        sections.section(f"Tree: {name}", tree_picture(name, one, f"t{i}n"))
+        for i, (name, one) in enumerate(shown.items())
     ]
 
 

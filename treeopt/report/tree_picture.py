@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from treeopt.plot.layout import Layout, drawn_part, lay_out
 from treeopt.report.markup import Markup, element, joined, number, table
 from treeopt.tree import DraftTree
 
-__all__ = ["NodeFacts", "node_facts", "tree_picture"]
+__all__ = ["NodeFacts", "ShownTree", "node_facts", "tree_picture"]
 
 WIDTH, MARGIN, LEVEL_HEIGHT = 700.0, 8.0, 92.0
 TOP, BOTTOM = 40.0, 30.0
@@ -26,6 +27,24 @@ MAX_NAMED = 8  # children whose ranks are listed
 SHADES = 6  # of the style sheet
 
 Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ShownTree:
+    """A tree of the report.
+
+    Attributes
+    ----------
+    tree : DraftTree
+    probabilities : ndarray of float64, shape (num_nodes,)
+        That the whole path to a node is accepted, in [0, 1].
+    notes : sequence of str
+        What its file says of it, a line each.
+    """
+
+    tree: DraftTree
+    probabilities: Values
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -77,26 +96,26 @@ def node_facts(tree: DraftTree, probabilities: Values) -> list[NodeFacts]:
     ]  # fmt: skip
 
 
-def tree_picture(name: str, tree: DraftTree, probabilities: Values, prefix: str) -> Markup:
-    """Return the picture, the place where facts are shown, and all nodes as a table.
+def tree_picture(name: str, shown: ShownTree, prefix: str) -> Markup:
+    """Return the picture, the place where facts are shown, the notes, and all nodes as a table.
 
     Parameters
     ----------
     name : str
-    tree : DraftTree
-    probabilities : ndarray of float64, shape (num_nodes,)
+    shown : ShownTree
     prefix : str
         Of the nodes' ids, unlike any other tree's of the page.
     """
-    drawn, shown = drawn_part(tree, probabilities)
+    tree, probabilities = shown.tree, shown.probabilities
+    drawn, likeliest = drawn_part(tree, probabilities)
     height = LEVEL_HEIGHT * max(1, drawn.max_depth)
     layout = lay_out(
-        drawn, shown, width=WIDTH - 2 * MARGIN, height=height, largest=LARGEST, font_size=FONT_SIZE
+        drawn, likeliest, width=WIDTH - 2 * MARGIN, height=height, largest=LARGEST, font_size=FONT_SIZE
     )  # fmt: skip
-    facts = node_facts(drawn, shown)
-    told = f"{tree.num_nodes:,} nodes, {1 + float(probabilities[1:].sum()):.3f} tokens per step expected"
+    facts = node_facts(drawn, likeliest)
+    told = f"{tree.num_nodes:,} node{'s' * (tree.num_nodes != 1)}, {1 + float(probabilities[1:].sum()):.3f} tokens per step expected"
     svg = element(
-        "svg", _links(drawn, layout), _levels(tree, probabilities, layout.y[np.searchsorted(drawn.depths, np.arange(drawn.max_depth + 1))]), _nodes(drawn, shown, layout, facts, prefix),
+        "svg", _links(drawn, layout), _levels(tree, probabilities, layout.y[np.searchsorted(drawn.depths, np.arange(drawn.max_depth + 1))]), _nodes(drawn, likeliest, layout, facts, prefix),
         viewBox=f"0 0 {number(WIDTH)} {number(height + TOP + BOTTOM)}", role="group", aria_label=f"{name}: {told}", class_="tree",
     )  # fmt: skip
     missing = "" if drawn.num_nodes == tree.num_nodes else f" Its {drawn.num_nodes:,} likeliest nodes are drawn."
@@ -109,6 +128,7 @@ def tree_picture(name: str, tree: DraftTree, probabilities: Values, prefix: str)
                 class_="detail",
                 aria_live="polite",
             ),
+            *([element("ul", *(element("li", note) for note in shown.notes), class_="note")] if shown.notes else []),
             _table(drawn, facts),
         ],
         "\n",

@@ -43,6 +43,8 @@ def figures(demo):
     }
     about = describe_source(demo)
     made["accuracies"] = draw_accuracies(rank_curves(demo, 10), rank_curves(demo, 10, together=True), about)
+    deep = RankTrace(np.tile(demo.ranks, 2)[:, :9], demo.documents)
+    made["accuracies of nine"] = draw_accuracies(rank_curves(deep, 10), rank_curves(deep, 10, together=True), about)
     for largest, chosen in ((2, 2), (16, 1), (64, 64), (512, 8), (512, 64), (512, 300)):
         made[f"nodes {chosen} of {largest}"] = draw_nodes(
             node_curve(demo, largest), chosen, about, why=", most tokens/s"
@@ -59,6 +61,7 @@ def figures(demo):
 NAMES = [
     *(f"{name} tree of {n}" for name in ("demo", "vicuna") for n in (1, 2, 16, 64, 128, 512)),
     "accuracies",
+    "accuracies of nine",
     *(f"nodes {chosen} of {largest}" for largest, chosen in ((2, 2), (16, 1), (64, 64), (512, 8), (512, 64), (512, 300))),
     "contexts", "speed, flat", "speed, stairs",
 ]  # fmt: skip
@@ -122,7 +125,7 @@ def test_colours_are_steps_of_grey_and_markers_tell_lines_apart():
 
     lightness = [116 * grey(colour) ** (1 / 3) - 16 for colour in ORDERED]
     assert (np.diff(lightness) >= 4).all(), lightness
-    assert len(set(MARKERS)) == len(ORDERED)
+    assert len(set(MARKERS)) == len(MARKERS) == len(ORDERED) + 1
     shades = [116 * grey(SHADES(share)) ** (1 / 3) - 16 for share in np.linspace(0, 1, 9)]
     assert (np.diff(shades) < -4).all(), shades
 

@@ -44,7 +44,7 @@ DOTS = 160  # of a PNG, in an inch
 INK, FAINT, DARK = "#1b1f24", "#c9ced6", "#5a626e"
 # From dark to light in one step each, so that copies in grey and eyes without red or green tell them apart.
 ORDERED = ("#0b2545", "#235d93", "#2f9488", "#d98a1f", "#f2bd6b", "#d9dde3")
-MARKERS = "osD^vP"
+MARKERS = "osD^vPX"  # one more than colours: together they differ for many more lines
 SHADES = LinearSegmentedColormap.from_list("path probability", ["#b4c8de", "#7fa3c7", "#2f6499", "#0b2545"])
 RIGHT_OF_MARK = 0.66  # of an axis: marks further right have their words at the left
 
@@ -148,8 +148,8 @@ def beside_lines(axes: Axes, labels: Sequence[tuple[float, str, int | None]], *,
 
 def marked(line: int) -> dict[str, Any]:
     """Return the look of the line of a place: its colour, and a marker that tells it in grey."""
-    place = line % len(ORDERED)
-    return {"color": ORDERED[place], "marker": MARKERS[place], "markeredgecolor": INK, "markeredgewidth": 0.5}
+    colour, marker = ORDERED[line % len(ORDERED)], MARKERS[line % len(MARKERS)]
+    return {"color": colour, "marker": marker, "markeredgecolor": INK, "markeredgewidth": 0.5}
 
 
 def headed(made: Figure, title: str, told: str) -> None:

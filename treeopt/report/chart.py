@@ -19,12 +19,13 @@ LEFT, TOP, BOTTOM = 54.0, 16.0, 44.0
 LINE_HEIGHT = 15.0
 SIGN_WIDTH = 6.6  # of the labels' letters, about
 COLOURS = 5  # of the style sheet
-SIGNS = (  # from the middle: circle, square, diamond, triangles up and down
+SIGNS = (  # from the middle: circle, square, diamond, triangles up and down, cross
     "m-3.3 0a3.3 3.3 0 1 0 6.6 0a3.3 3.3 0 1 0 -6.6 0z",
     "m-3 -3h6v6h-6z",
     "m0 -4.2l4.2 4.2l-4.2 4.2l-4.2 -4.2z",
     "m0 -4.2l4 7h-8z",
     "m0 4.2l4 -7h-8z",
+    "m-1.3 -3.9h2.6v2.6h2.6v2.6h-2.6v2.6h-2.6v-2.6h-2.6v-2.6h2.6z",
 )
 
 Values = NDArray[np.float64]
@@ -166,7 +167,7 @@ def _line(line: Line, place: Place) -> Markup:
 
 def _marker(x: float, y: float, colour: int) -> Markup:
     """Return a sign at a point, another one for each colour, so that lines can be told apart in grey."""
-    return element("path", d=f"M{number(x)} {number(y)}{SIGNS[colour % COLOURS]}", class_="sign")
+    return element("path", d=f"M{number(x)} {number(y)}{SIGNS[colour % len(SIGNS)]}", class_="sign")
 
 
 def _points(points: Sequence[tuple[float, float]]) -> str:

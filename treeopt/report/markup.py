@@ -9,7 +9,7 @@ __all__ = ["Markup", "element", "estimate", "joined", "number", "table"]
 
 EMPTY = frozenset({"meta", "line", "circle", "rect", "path", "polyline", "polygon"})  # written without an end tag
 HTML_EMPTY = frozenset({"meta"})
-LONG = 12  # signs of a row's name; longer ones need a column of their own width
+LONG = 12  # signs of a row's name, or of a heading's word, that fits without ado
 
 
 class Markup(str):
@@ -66,7 +66,8 @@ def table(
     """Return a table whose first columns hold text and whose others hold numbers; a long one may scroll sideways."""
     kinds = [None if i < text_columns else "n" for i in range(len(header))]
     long = "long" if any(len(row[0]) > LONG for row in rows) else None
-    head = element("tr", *(element("th", cell, scope="col", class_=kind) for cell, kind in zip(header, kinds)))
+    heads = [" ".join(filter(None, (kind, _long_word(cell)))) or None for cell, kind in zip(header, kinds)]
+    head = element("tr", *(element("th", cell, scope="col", class_=kind) for cell, kind in zip(header, heads)))
     body = joined(
         (
             element(
@@ -80,3 +81,8 @@ def table(
     )
     inner = element("table", element("caption", caption), element("thead", head), "\n", element("tbody", body))
     return element("div", inner, class_="wide")
+
+
+def _long_word(text: str) -> str | None:
+    """Return the class of headings that must break within a word to fit on paper."""
+    return "long" if any(len(word) > LONG for word in text.split()) else None

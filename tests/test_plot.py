@@ -219,10 +219,11 @@ def test_equal_input_gives_equal_files_without_dates_and_with_text_as_text(run):
 
 
 def test_a_name_with_signs_of_formulas_and_markup_is_written_as_it_is(run, tmp_path):
-    trace = RankTrace([[0], [1], [-1]] * 2, [0, 3, 6], metadata={"target": "$x^2$ <b> & _y"})
+    trace = RankTrace([[0], [1], [-1]] * 2, [0, 3, 6], metadata={"target": "$x^2$ <b>\n\x01& _y 模"})
     trace.write("odd.safetensors")
     assert run("plot", "odd.safetensors", "-o", "a.svg").exit_code == 0
-    assert any(text.startswith("Target $x^2$ <b> & _y, 2 documents") for text in svg_texts("a.svg"))
+    assert run("plot", "odd.safetensors", "-o", "a.png").exit_code == 0
+    assert any(text.startswith("Target $x^2$ <b> & _y 模, 2 documents") for text in svg_texts("a.svg"))
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,13 @@ def test_names_cannot_become_markup(run, tmp_path):
         assert name in words
 
 
+def test_a_name_that_is_no_text_does_not_stop_the_report(run):
+    trace = RankTrace([[0], [1], [-1]] * 2, [0, 3, 6], ["\ud800", "數學"], {"target": "模型\n\x01"})
+    trace.write("odd.safetensors")
+    assert run("report", "odd.safetensors").exit_code == 0
+    assert "數學 1, ? 1" in rendered(Path("report.html").read_text(encoding="utf8"))
+
+
 def test_equal_input_gives_equal_bytes_whatever_the_output_is_called(run):
     run("build", DEMO, "--nodes", 16)
     for name in ("a.html", "b.html"):

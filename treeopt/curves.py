@@ -15,7 +15,7 @@ from treeopt.replays import replay_many
 from treeopt.trace import RankTrace
 from treeopt.walk import document_counts
 
-__all__ = ["NodeCurve", "RankCurves", "describe_source", "node_curve", "rank_curves"]
+__all__ = ["NodeCurve", "RankCurves", "describe_source", "node_curve", "printable", "rank_curves"]
 
 MAX_NAME = 40  # signs of a target's name; of a longer path the end is told
 
@@ -114,10 +114,15 @@ def node_curve(trace: RankTrace, max_nodes: int, *, seed: int = 0) -> NodeCurve:
 
 def describe_source(trace: RankTrace) -> str:
     """Return in a line whose trace it is and how much it holds."""
-    name = trace.metadata.get("target", "")
+    name = printable(trace.metadata.get("target", ""))
     short = name if len(name) <= MAX_NAME else f"…{name[1 - MAX_NAME :]}"
     target = f"Target {short}, " if name else ""
     return f"{target}{trace.num_documents:,} documents, {trace.num_positions:,} positions"
+
+
+def printable(text: str) -> str:
+    """Return a text in one line, with a space for whatever is no sign to be seen."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
 def _require_spread(trace: RankTrace) -> None:

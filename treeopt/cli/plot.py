@@ -193,5 +193,9 @@ def _of_latency(path: Path, model: str | None, batch: int, context: int | None, 
 
 def _about(metadata: Mapping[str, str]) -> str:
     keys = ("target", "model", "device", "threads", "dtype", "torch")
-    stated = ", ".join(f"{key} {metadata[key]}" for key in keys if metadata.get(key)) or "step times as given"
+    from treeopt.curves import printable
+
+    stated = (
+        printable(", ".join(f"{key} {metadata[key]}" for key in keys if metadata.get(key))) or "step times as given"
+    )
     return stated if len(stated) <= MAX_ABOUT else stated[: MAX_ABOUT - 1] + "…"

@@ -74,7 +74,7 @@ def report(
         commands=_commands(trace, found, trees, options),
         seed=seed,
     )
-    page = report_page(inputs).encode()
+    page = report_page(inputs).encode(errors="replace")  # a name may hold half a sign
     if output == "-":
         sys.stdout.buffer.write(page)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,9 @@ def save(made: Figure, path: Path) -> None:
     """
     kind = picture_kind(path)
     metadata: Mapping[str, Any] = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    with replacing(path) as temporary, matplotlib.rc_context(STYLE):
+    with replacing(path) as temporary, matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # An SVG keeps the letters for the viewer's fonts; a PNG shows a box, which says it better than a warning.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         made.savefig(temporary, format=kind, dpi=DOTS, metadata=metadata)
 
 

@@ -39,7 +39,7 @@ def crowded(run, tmp_path):
     for document in range(40):
         for head in range(8):
             ranks[60 * document + 59 - head : 60 * document + 60, head] = -1
-    domains = [f"a-domain-with-a-name-of-many-words-{i % 20}" for i in range(40)]
+    domains = [f"domain{i % 20}withanameofmanywordsandnohyphen" for i in range(40)]
     metadata = {"target": "/models/" + "of-some-organisation-or-other/" * 4 + "model", "remark": "x" * 300}
     RankTrace(ranks, np.arange(41) * 60, domains, metadata).write("a-trace-whose-name-is-long-as-well.safetensors")
     run("build", "a-trace-whose-name-is-long-as-well.safetensors", "--nodes", 512, "-o", "a-tree-of-many-nodes.json")

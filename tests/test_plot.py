@@ -13,6 +13,7 @@ import pytest
 from treeopt import AcceptanceTable, RankTrace, best_tree, dense_tree
 from treeopt.bundled import DEMO_TRACE, calibration_path
 from treeopt.cli import main
+from treeopt.cli.plot import _about
 from treeopt.curves import describe_source, node_curve, rank_curves
 from treeopt.latency import LatencyCurve, LatencyTable
 
@@ -41,7 +42,8 @@ def figures(demo):
         for name, table in (("demo", demo.table()), ("vicuna", vicuna))
         for n in (1, 2, 16, 64, 128, 512)
     }
-    about = describe_source(demo)
+    long = RankTrace(demo.ranks, demo.documents, metadata={"target": "some-organisation/Some-Model-70B-Instruct-v0.3"})
+    about = describe_source(long).replace("96", "96,000").replace("9,859", "12,009,859")
     made["accuracies"] = draw_accuracies(rank_curves(demo, 10), rank_curves(demo, 10, together=True), about)
     deep = RankTrace(np.tile(demo.ranks, 2)[:, :9], demo.documents)
     made["accuracies of nine"] = draw_accuracies(rank_curves(deep, 10), rank_curves(deep, 10, together=True), about)
@@ -52,9 +54,11 @@ def figures(demo):
     contexts = LatencyTable.read(A800, model="Qwen3-8B").curves
     made["contexts"] = draw_steps(contexts, "Qwen3-8B")
     stairs = LatencyCurve.of([1, 8, 64], [0.01, 0.02, 0.05], between="step", batch=4, quartiles=[[0.01, 0.02]] * 3)
+    named = _about({"target": "x" * 60, "device": "y" * 60})
     for name, curve in (("flat", contexts[0]), ("stairs", stairs)):
         choice = auto_budget(lambda n: best_tree(demo.table(), n), curve, demo)
-        made[f"speed, {name}"] = draw_steps([curve], "Qwen3-8B", choice)
+        made[f"speed, {name}"] = draw_steps([curve], named, choice)
+        made[f"times, {name}"] = draw_steps([curve], named)
     return made
 
 
@@ -63,7 +67,7 @@ NAMES = [
     "accuracies",
     "accuracies of nine",
     *(f"nodes {chosen} of {largest}" for largest, chosen in ((2, 2), (16, 1), (64, 64), (512, 8), (512, 64), (512, 300))),
-    "contexts", "speed, flat", "speed, stairs",
+    "contexts", "speed, flat", "speed, stairs", "times, flat", "times, stairs",
 ]  # fmt: skip
 
 

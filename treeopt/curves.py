@@ -17,7 +17,7 @@ from treeopt.walk import document_counts
 
 __all__ = ["NodeCurve", "RankCurves", "describe_source", "node_curve", "printable", "rank_curves"]
 
-MAX_NAME = 40  # signs of a target's name; of a longer path the end is told
+MAX_NAME = 30  # signs of a target's name; of a longer path the end is told
 
 Values = NDArray[np.float64]
 

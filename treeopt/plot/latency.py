@@ -34,15 +34,16 @@ def draw_steps(curves: Sequence[LatencyCurve], about: str, choice: BudgetChoice 
 
 
 def _draw(made: Figure, curves: Sequence[LatencyCurve], about: str, choice: BudgetChoice | None) -> None:
-    spread = any(curve.quartiles for curve in curves)
-    told = f"{about}. Bars: middle half of whole steps, drafting included" if spread else about
+    bars = "bars: middle half of whole steps, drafting included" if any(curve.quartiles for curve in curves) else ""
     if choice is None:
-        headed(made, "Time of one verification pass", told)
-        _times(made.add_axes((0.09, 0.13, 0.67, 0.7)), curves)
+        headed(made, "Time of one verification pass", about)
+        times = made.add_axes((0.09, 0.13, 0.67, 0.65 if bars else 0.7))
+        times.set_title(bars.capitalize(), fontsize=10, fontweight="normal")
+        _times(times, curves)
         return
-    headed(made, _verdict(choice), told)
+    headed(made, _verdict(choice), about)
     times = made.add_axes((0.09, 0.55, 0.67, 0.31))
-    times.set_title("Time of one verification pass", fontsize=11, fontweight="normal")
+    times.set_title("; ".join(filter(None, ("Time of one verification pass", bars))), fontsize=10, fontweight="normal")
     _times(times, curves)
     _speeds(made.add_axes((0.09, 0.08, 0.67, 0.36)), choice, curves[0].max_nodes)
 
@@ -77,7 +78,7 @@ def _speeds(axes: Axes, choice: BudgetChoice, largest: int) -> None:
     axes.axhline(speeds[0], color=ORDERED[3], linestyle=(0, (5, 2)))
     _node_axis(axes, largest)
     axes.set(xlabel=NODES, ylabel="tokens / s", ylim=(0, 1.15 * float(speeds.max())))
-    axes.set_title("Tokens per second of one sequence", fontsize=11, fontweight="normal")
+    axes.set_title("Tokens per second of one sequence", fontsize=10, fontweight="normal")
     plain = f"- - plain decoding:\n{speeds[0]:.4g} tokens/s"
     beside_lines(
         axes, [(float(speeds[-1]), "— with the best tree\nof each size", None), (float(speeds[0]), plain, None)]

@@ -9,7 +9,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from treeopt.curves import NodeCurve, RankCurves
-from treeopt.plot.paper import ORDERED, beside_lines, figure, headed, mark_budget, marked, plain_axes, powers
+from treeopt.plot.paper import DARK, ORDERED, beside_lines, figure, headed, mark_budget, marked, plain_axes, powers
 
 __all__ = ["draw_accuracies", "draw_nodes"]
 
@@ -48,8 +48,9 @@ def _accuracies(made: Figure, alone: RankCurves, together: RankCurves, about: st
     headed(
         made,
         "How often the heads guess the right token",
-        f"{about}. Bars: 95 % intervals. Token 1 is the target's own.",
+        f"{about}. Bars: 95 % intervals.",
     )
+    made.text(0.985, 0.048, "token 1 is the target's own", fontsize=9.5, color=DARK, ha="right", va="baseline")
     ranks = np.arange(alone.rates.shape[1])
     for axes, curves, places in ((left, alone, ranks), (right, together, ranks + 1)):
         _bars(axes, curves, places)
@@ -79,7 +80,7 @@ def _bars(axes: Axes, curves: RankCurves, places: NDArray[np.int64]) -> None:
 
 def _node_curve(made: Figure, curve: NodeCurve, chosen: int, about: str, why: str) -> None:
     axes = made.add_axes((0.09, 0.13, 0.67, 0.7))
-    headed(made, "Tokens per step against nodes in the tree", f"{about}. Band: 95 % interval over documents.")
+    headed(made, "Tokens per step against nodes in the tree", f"{about}. Band: 95 % interval.")
     axes.fill_between(curve.nodes, curve.low, curve.high, color=ORDERED[1], alpha=0.22, linewidth=0)
     axes.plot(curve.nodes, curve.predicted, color=ORDERED[3], linestyle=(0, (5, 2)))
     axes.plot(curve.nodes, curve.replayed, color=ORDERED[0])

@@ -12,6 +12,7 @@ The text of each puts its subject in backticks and says what is wrong, the value
     ├── EngineError         a tree that a decoder cannot take, or a file of its form that cannot be read
     ├── PromptError         a prompt file with a bad line
     ├── HeadsError          a checkpoint with missing, extra or mis-shaped tensors
+    ├── PictureError        a picture that cannot be drawn or written
     ├── TargetError         a model that cannot be fetched, loaded or verified
     └── MissingExtraError   a command that needs an optional dependency
 """
@@ -26,6 +27,7 @@ __all__ = [
     "HeadsError",
     "LatencyError",
     "MissingExtraError",
+    "PictureError",
     "PromptError",
     "TargetError",
     "TraceError",
@@ -68,6 +70,10 @@ class EngineError(TreeoptError):
 
 class PromptError(TreeoptError):
     """A prompt file with a line that cannot be read."""
+
+
+class PictureError(TreeoptError):
+    """A picture that cannot be drawn from what is given, or not in the form asked for."""
 
 
 class HeadsError(TreeoptError):

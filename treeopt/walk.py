@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from treeopt.trace import RankTrace
 from treeopt.tree import DraftTree
 
-__all__ = ["accepted_nodes", "document_of_position", "observed_acceptance"]
+__all__ = ["accepted_nodes", "document_counts", "document_of_position", "observed_acceptance"]
 
 
 def accepted_nodes(tree: DraftTree, trace: RankTrace) -> NDArray[np.int64]:
@@ -75,3 +75,15 @@ def observed_acceptance(tree: DraftTree, trace: RankTrace) -> tuple[NDArray[np.f
         if head < nodes.shape[1]:
             accepted[:, head] = np.bincount(document[nodes[:, head] >= 0], minlength=trace.num_documents)
     return accepted, observed
+
+
+def document_counts(trace: RankTrace, num_ranks: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return per document hits (documents, heads, ranks) and observed positions (documents, heads)."""
+    document = document_of_position(trace)
+    hits = np.zeros((trace.num_documents, trace.num_heads, max(num_ranks, 1)))
+    observed = np.zeros((trace.num_documents, trace.num_heads))
+    for head, column in enumerate(trace.ranks.T):
+        np.add.at(observed[:, head], document[column >= 0], 1.0)
+        shallow = (column >= 0) & (column < num_ranks)
+        np.add.at(hits[:, head], (document[shallow], column[shallow]), 1.0)
+    return hits, observed

@@ -15,7 +15,9 @@ from treeopt.cli.explain import explain
 from treeopt.cli.export import export
 from treeopt.cli.heads import heads
 from treeopt.cli.import_ import import_
+from treeopt.cli.plot import plot
 from treeopt.cli.profile import profile
+from treeopt.cli.report import report
 from treeopt.cli.show import show
 from treeopt.cli.train import train
 from treeopt.cli.verify import verify
@@ -62,6 +64,6 @@ def main() -> None:
 
 
 for _command in (
-    calibrate, build, verify, show, check, export, import_, compare, profile, explain, train, heads,
+    calibrate, build, verify, show, check, export, import_, compare, profile, explain, plot, report, train, heads,
 ):  # fmt: skip
     main.add_command(_command)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from treeopt.optimize.limits import Limits
     from treeopt.trace import RankTrace
 
-__all__ = ["TableRecipe", "TraceRecipe", "trace_provenance"]
+__all__ = ["TableRecipe", "TraceRecipe", "file_hash", "trace_provenance"]
 
 TRACE_KEYS = ("target", "target_hash", "heads", "heads_hash", "prompts_hash", "continuations", "dtype")
 MAX_HINTED_NODES = 512  # for larger trees the hint would take longer than the search
@@ -41,7 +41,7 @@ class TraceRecipe:
 
         self.aim, self.by_steps, self.limits, self.seed = aim, by_steps, limits, seed
         self.trace: RankTrace = RankTrace.read(path)
-        self.provenance = trace_provenance(self.trace.metadata, _sha256(path))
+        self.provenance = trace_provenance(self.trace.metadata, file_hash(path))
 
     def build(self, num_nodes: int, *, certify: bool = False) -> BuiltTree:
         """Return the tree of a budget."""
@@ -104,7 +104,7 @@ class TableRecipe:
                 "calibrate"
             )
         self.limits, self.table = limits, AcceptanceTable.read(path)
-        self.provenance = {"source": "acceptance table", "sha256": _sha256(path), "model": "independent"}
+        self.provenance = {"source": "acceptance table", "sha256": file_hash(path), "model": "independent"}
 
     def build(self, num_nodes: int, *, certify: bool = False) -> BuiltTree:
         """Return the tree of a budget; a table has no documents that its certificate could resample."""
@@ -127,5 +127,6 @@ def trace_provenance(metadata: Mapping[str, str], sha256: str) -> dict[str, str]
     return {"source": "trace", "sha256": sha256, **stated}
 
 
-def _sha256(path: Path) -> str:
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -13,7 +13,7 @@ from treeopt.intervals import bootstrap_weights, percentiles
 from treeopt.paths import Path
 from treeopt.trace import RankTrace
 from treeopt.tree import DraftTree
-from treeopt.walk import accepted_nodes, document_of_position
+from treeopt.walk import accepted_nodes, document_counts, document_of_position
 
 __all__ = ["Noise", "Sample", "sampling_noise"]
 
@@ -98,7 +98,7 @@ def _resampled(sample: Sample, tree: DraftTree, seed: int) -> Values:
     """Return the probability of each node's path in each resample, (resamples, nodes)."""
     trace, strengths = sample.trace, sample.strengths
     weights = bootstrap_weights(trace.num_documents, seed=seed, resamples=RESAMPLES).astype(np.float64)
-    hits, observed = _document_counts(trace, tree.max_rank + 1)
+    hits, observed = document_counts(trace, tree.max_rank + 1)
     seen = np.maximum(weights @ observed, 1.0)
     result = np.ones((RESAMPLES, tree.num_nodes))
     reached = _Reached(trace, tree) if strengths is not None else None
@@ -135,15 +135,3 @@ class _Reached:
         cells = self.document[kept] * width + nodes[kept]
         counts = np.bincount(cells, minlength=self.trace.num_documents * width)
         return counts.reshape(-1, width).astype(np.float64)
-
-
-def _document_counts(trace: RankTrace, num_ranks: int) -> tuple[Values, Values]:
-    """Return per document hits (documents, heads, ranks) and observed positions (documents, heads)."""
-    document = document_of_position(trace)
-    hits = np.zeros((trace.num_documents, trace.num_heads, max(num_ranks, 1)))
-    observed = np.zeros((trace.num_documents, trace.num_heads))
-    for head, column in enumerate(trace.ranks.T):
-        np.add.at(observed[:, head], document[column >= 0], 1.0)
-        shallow = (column >= 0) & (column < num_ranks)
-        np.add.at(hits[:, head], (document[shallow], column[shallow]), 1.0)
-    return hits, observed

@@ -1,0 +1,1 @@
+"""Pictures: where nodes stand (networkx), and figures of trees, traces and step times (matplotlib)."""

@@ -24,7 +24,8 @@ from treeopt.optimize.limits import Limits
 from treeopt.optimize.priced import unpriced
 
 TREES = Path(__file__).parents[1] / "trees"
-PAGE = (Path(__file__).parent / "data" / "decoder_page.md").read_text(encoding="utf8")
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf8")
+PAGE = README.split("## Writing a decoder")[1].split("\n## ")[0]
 SCHEMA = json.loads(resources.files("treeopt").joinpath("tree.schema.json").read_text(encoding="utf8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 

@@ -51,7 +51,7 @@ def test_every_command_line_is_understood(words):
 
 def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, _ = blocks("python")
+    code, _, _ = blocks("python")
     assert len([line for line in code.splitlines() if line.strip() and not line.startswith("import")]) <= 6
     names = {}
     exec(code, names)
@@ -74,7 +74,7 @@ def test_the_example_with_torch_runs(tmp_path, monkeypatch, tiny_target, tiny_he
         "model": tiny_target, "inputs": {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "input_ids": ids,
         "tree": treeopt.read_tree("tree.json").tree,
     }  # fmt: skip
-    _, code = blocks("python")
+    _, code, _ = blocks("python")
     lines = code.splitlines()
     exec(lines[0], names)
     outputs = [eval(line, names) for line in lines[1:]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -253,21 +253,28 @@ class _States:
     def __init__(self, target: LoadedTarget, documents: Sequence[Continuation]) -> None:
         self.forward = Forward(target.model)
         width = target.model.config.get_text_config().hidden_size * target.model.dtype.itemsize
-        self.kept: dict[str, Tensor] | None = (
-            {} if sum(len(d.tokens) for d in documents) * width <= STATE_BYTES else None
-        )
+        fits = sum(len(d.tokens) for d in documents) * width <= STATE_BYTES
+        self.kept: dict[str, Tensor] | None = {} if fits else None
+        # A state rounds as its company in the batch falls out. These batches are the same wherever a run goes on.
+        self._batches = list(batches(documents, FORWARD_TOKENS)) if fits else []
+        self._batch_of = {d.prompt_id: i for i, batch in enumerate(self._batches) for d in batch}
 
     @torch.no_grad()
     def of(self, documents: Sequence[Continuation]) -> list[Tensor]:
         """Return (tokens, hidden) of each document."""
-        found = {d.prompt_id: self.kept[d.prompt_id] for d in documents if self.kept and d.prompt_id in self.kept}
-        missing = [document for document in documents if document.prompt_id not in found]
-        for batch in batches(missing, FORWARD_TOKENS):
-            for document, states in zip(batch, document_states(self.forward, batch)):
-                found[document.prompt_id] = states.clone()
-        if self.kept is not None:
-            self.kept.update(found)
-        return [found[document.prompt_id] for document in documents]
+        if self.kept is None:
+            found = self._computed(batches(documents, FORWARD_TOKENS))
+            return [found[document.prompt_id] for document in documents]
+        missing = sorted({self._batch_of[d.prompt_id] for d in documents if d.prompt_id not in self.kept})
+        self.kept.update(self._computed(self._batches[i] for i in missing))
+        return [self.kept[document.prompt_id] for document in documents]
+
+    def _computed(self, grouped: Iterable[Sequence[Continuation]]) -> dict[str, Tensor]:
+        return {
+            document.prompt_id: states.clone()
+            for batch in grouped
+            for document, states in zip(batch, document_states(self.forward, batch))
+        }
 
 
 def _groups(documents: Sequence[Continuation], seed: int) -> Iterator[list[Continuation]]:

@@ -79,7 +79,7 @@ def test_batches_hold_every_document_once_within_the_limit():
     groups = list(batches(documents, 40))
     assert sorted(d.prompt_id for group in groups for d in group) == sorted(d.prompt_id for d in documents)
     for group in groups:
-        width = max(len(d.prompt) + len(d.tokens) for d in group)
+        width = max(d.num_inputs for d in group)
         assert len(group) == 1 or width * len(group) <= 40
 
 
@@ -170,12 +170,12 @@ def test_a_line_cut_by_a_kill_is_dropped_and_the_rest_kept(tmp_path):
     for cut in range(1, len(whole)):
         path.write_bytes(whole[:cut])
         with DocumentStore(path, {"a": 1}) as store:
-            done = {key: value for key, value in {"x": [1, 2], "y": [3]}.items() if key in store.done}
-            assert store.done == done
+            done = {key: value for key, value in {"x": [1, 2], "y": [3]}.items() if key in store}
+            assert dict(store) == done
             for key in {"x", "y"} - set(done):
                 store.append(key, {"x": [1, 2], "y": [3]}[key])
         with DocumentStore(path, {"a": 1}) as store:
-            assert store.done == {"x": [1, 2], "y": [3]}
+            assert dict(store) == {"x": [1, 2], "y": [3]}
 
 
 def test_a_store_of_other_settings_or_a_damaged_one_is_refused(tmp_path):
@@ -200,7 +200,7 @@ def test_a_second_run_on_the_same_output_is_refused(tmp_path):
     with DocumentStore(path, {"a": 1}), pytest.raises(TraceError, match=r"is being written by another run"):
         DocumentStore(path, {"a": 1})
     with DocumentStore(path, {"a": 1}) as again:
-        assert again.done == {}
+        assert dict(again) == {}
 
 
 def test_names_and_seeds_do_not_stand_in_the_way_of_going_on(tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch):
@@ -326,7 +326,7 @@ def test_a_trace_with_candidates_resumes_and_holds_them(tiny_loaded, tiny_heads,
     append, output = DocumentStore.append, tmp_path / "c.safetensors"
 
     def stopping(self, document, value):
-        if self.path.name == "ranks.jsonl" and len(self.done) == 2:
+        if self.path.name == "ranks.jsonl" and len(self) == 2:
             raise Stopped
         append(self, document, value)
 

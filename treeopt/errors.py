@@ -12,6 +12,7 @@ The text of each puts its subject in backticks and says what is wrong, the value
     ├── PromptError         a prompt file with a bad line
     ├── HeadsError          a checkpoint with missing, extra or mis-shaped tensors
     ├── TargetError         a model that cannot be fetched, loaded or verified
+    ├── OtherProcessError   the end of a process because another one failed, which says why
     └── MissingExtraError   a command that needs an optional dependency
 """
 
@@ -24,6 +25,7 @@ __all__ = [
     "HeadsError",
     "LatencyError",
     "MissingExtraError",
+    "OtherProcessError",
     "PromptError",
     "TargetError",
     "TraceError",
@@ -70,6 +72,10 @@ class HeadsError(TreeoptError):
 
 class TargetError(TreeoptError):
     """A target model that cannot be fetched, loaded or verified with a tree."""
+
+
+class OtherProcessError(TreeoptError):
+    """The end of one process of a run because another one failed; that one says why."""
 
 
 class MissingExtraError(TreeoptError):

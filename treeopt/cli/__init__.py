@@ -15,7 +15,7 @@ from treeopt.cli.profile import profile
 from treeopt.cli.show import show
 from treeopt.cli.train import train
 from treeopt.cli.verify import verify
-from treeopt.errors import TreeoptError
+from treeopt.errors import OtherProcessError, TreeoptError
 from treeopt.version import __version__
 
 __all__ = ["main"]
@@ -30,6 +30,8 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except OtherProcessError:
+            raise SystemExit(1) from None  # one line is enough: the process that failed says why
         except TreeoptError as error:
             raise click.ClickException(str(error)) from error
         except OSError as error:

@@ -199,7 +199,7 @@ class _Several(Processes):
         with suppress(AttributeError, RuntimeError):  # before the store is there, and after it is gone, nobody hears
             if self._store.add("failed", 1) > 1:
                 return False
-            until = time.monotonic() + NOTICE_SECONDS
+            until = time.monotonic() + min(NOTICE_SECONDS, self._timeout)
             while self.rank == 0 and self._store.add("failed", 0) < self.size and time.monotonic() < until:
                 time.sleep(POLL_SECONDS)
         return True

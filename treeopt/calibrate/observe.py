@@ -112,8 +112,9 @@ def batches_of(sizes: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
 
 def _pieces(forward: Forward, batch: Sequence[Continuation]) -> Iterator[tuple[int, int, Tensor]]:
     """Yield hidden states as (number of the document, its token decided from the first row, rows)."""
-    check_window(forward.target, max(document.num_inputs for document in batch))
-    longest = min(OBSERVED_TOKENS, context_length(forward.target))
+    context = context_length(forward.target)
+    check_window(forward.target, min(context, max(document.num_inputs for document in batch)))
+    longest = min(OBSERVED_TOKENS, context)
     short = [i for i, document in enumerate(batch) if document.num_inputs <= longest]
     if short:
         hidden = _padded(forward, [_inputs(batch[i]) for i in short])

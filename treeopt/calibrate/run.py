@@ -21,7 +21,7 @@ from treeopt.calibrate.observe import OBSERVED_TOKENS, Candidates, Observation, 
 from treeopt.calibrate.processes import Processes
 from treeopt.errors import TargetError, TraceError
 from treeopt.heads.medusa import MedusaHeads
-from treeopt.prompts import Prompt, evenly, prompts_hash
+from treeopt.prompts import Prompt, evenly, prompt_key, prompts_hash
 from treeopt.targets.cache import bytes_per_token
 from treeopt.targets.forward import Forward
 from treeopt.targets.loading import LoadedTarget, fingerprint
@@ -156,7 +156,8 @@ def assemble(
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in ranks])])
     domains = [prompt.domain or "" for prompt in prompts] if any(prompt.domain for prompt in prompts) else None
     judged = (np.concatenate(probs), np.concatenate(entropies)) if num_candidates else (None, None)
-    trace = RankTrace(np.concatenate(ranks), offsets, domains, metadata, *judged)
+    keys = [prompt_key(prompt, with_reply=metadata["continuations"] == "dataset") for prompt in prompts]
+    trace = RankTrace(np.concatenate(ranks), offsets, domains, metadata, judged[0], judged[1], keys)
     if not (trace.ranks >= 0).any(axis=0).all():
         raise TraceError("the last head saw no token: the continuations are too short; raise --max-new-tokens")
     return trace

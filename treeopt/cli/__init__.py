@@ -13,6 +13,7 @@ from treeopt.cli.compare import compare
 from treeopt.cli.explain import explain
 from treeopt.cli.profile import profile
 from treeopt.cli.show import show
+from treeopt.cli.trace import trace
 from treeopt.cli.train import train
 from treeopt.cli.verify import verify
 from treeopt.errors import OtherProcessError, TreeoptError
@@ -59,5 +60,5 @@ def main() -> None:
     """
 
 
-for _command in (calibrate, build, verify, show, compare, profile, explain, train):
+for _command in (calibrate, build, verify, show, compare, profile, explain, trace, train):
     main.add_command(_command)

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,10 +16,12 @@ from treeopt.calibrate.run import CalibrationSettings, auto_batch_size, calibrat
 from treeopt.calibrate.store import DocumentStore
 from treeopt.errors import TargetError, TraceError
 from treeopt.prompts import Prompt, read_prompts
+from treeopt.show import describe_trace
 from treeopt.targets.forward import Forward
 from treeopt.targets.greedy import greedy_continuations
 
 SETTINGS = CalibrationSettings(max_new_tokens=9, batch_size=3)
+JUDGED = CalibrationSettings(max_new_tokens=9, batch_size=3, candidates=Candidates(5, 0.7))
 
 
 @pytest.fixture
@@ -94,17 +97,39 @@ def test_a_trace_holds_domains_denominators_and_hashes(tiny_loaded, tiny_heads, 
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.safetensors"]
 
 
-def test_the_models_own_text_given_as_a_data_set_has_the_same_ranks(tiny_loaded, tiny_heads, prompts, tmp_path):
-    generated = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "a.safetensors", SETTINGS)
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_models_own_text_given_as_a_data_set_gives_the_same_trace(
+    tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch, ends
+):
+    if ends:  # with an end-of-sequence token that one document reaches early
+        (first, *_) = continue_prompts(tiny_loaded, prompts, tmp_path / "look.jsonl", max_new_tokens=9)
+        monkeypatch.setattr(tiny_loaded.model.generation_config, "eos_token_id", first.tokens[6])
+    generated = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "a.safetensors", JUDGED)
     documents = continue_prompts(tiny_loaded, prompts, tmp_path / "store.jsonl", max_new_tokens=9)
+    assert ends == (min(len(document.tokens) for document in documents) < 9)
+    stop = tiny_loaded.model.generation_config.eos_token_id
     replies = [
-        Prompt(p.id, p.messages, p.domain, p.split, " ".join(map(str, document.tokens)))
+        Prompt(p.id, p.messages, p.domain, p.split, " ".join(str(i) for i in document.tokens if i != stop))
         for p, document in zip(prompts, documents)
     ]
-    settings = CalibrationSettings(continuations="dataset", max_new_tokens=9)
+    settings = replace(JUDGED, continuations="dataset")
     dataset = calibrate(tiny_loaded, tiny_heads, replies, tmp_path / "b.safetensors", settings)
-    assert (dataset.ranks == generated.ranks).all()
+    for name in ("documents", "ranks", "topk_probs", "entropies"):
+        assert (getattr(dataset, name) == getattr(generated, name)).all()
     assert dataset.metadata["continuations"] == "dataset"
+    assert describe_trace(generated).splitlines()[0].endswith("4 heads, along the target's own greedy text")
+    assert describe_trace(dataset).splitlines()[0].endswith("4 heads, along the replies of the prompt file")
+    assert describe_trace(dataset).splitlines()[2:] == describe_trace(generated).splitlines()[2:]
+
+
+def test_the_two_texts_are_chosen_on_the_command_line(run, tiny_directory, tiny_heads_directory, tiny_prompts):
+    models = ["--target", tiny_directory, "--heads", tiny_heads_directory, "--prompts", tiny_prompts]
+    for text in ("generated", "dataset"):
+        result = run("calibrate", *models, "--max-new-tokens", 9, "--continuations", text, "-o", f"{text}.safetensors")
+        assert result.exit_code == 0, result.output
+        assert run("show", f"{text}.safetensors").stdout == result.stdout
+    assert "along the replies of the prompt file" in result.stdout
+    assert RankTrace.read("dataset.safetensors") != RankTrace.read("generated.safetensors")
 
 
 def test_the_data_sets_own_text_is_taken_as_it_is(tiny_loaded, prompts):
@@ -315,7 +340,7 @@ def test_guesses_are_judged_by_the_targets_distribution_behind_the_documents_own
 
 
 def test_a_trace_with_candidates_resumes_and_holds_them(tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch):
-    settings = CalibrationSettings(max_new_tokens=9, batch_size=3, candidates=Candidates(5, 0.7))
+    settings = JUDGED
     whole = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "a.safetensors", settings)
     assert whole.topk_probs.shape == (36, 4, 5)
     assert whole.metadata["temperature"] == "0.7"

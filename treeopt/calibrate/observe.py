@@ -25,6 +25,10 @@ OBSERVED_TOKENS = 4096  # padded tokens of one teacher-forced forward
 # Logits alive at once, whatever the vocabulary: 24 MB in float32. Blocks under 32 MB are reused by the allocator of the
 # C library instead of being mapped and zeroed anew, which made a chunk of 128 rows twice as fast a row as one of 512.
 CHUNK_LOGITS = 6 << 20
+# On a GPU a product needs some hundreds of rows before reading the embedding no longer bounds it: 512 at a vocabulary of
+# 128k, 128 MB of logits in bfloat16 and about four times that with what ranking them takes. Judging guesses takes more a
+# logit, so fewer stand there at once.
+CUDA_CHUNK_LOGITS, CUDA_CHUNK_JUDGED = 64 << 20, 16 << 20
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,11 @@ def _chunks(forward: Forward, ids: Sequence[int]) -> Iterator[tuple[int, Tensor]
         yield start, states
 
 
+def _chunk_rows(vocabulary: int, device: torch.device, candidates: Candidates) -> int:
+    on_cuda = CUDA_CHUNK_JUDGED if candidates.num_ranks else CUDA_CHUNK_LOGITS
+    return max(1, (on_cuda if device.type == "cuda" else CHUNK_LOGITS) // vocabulary)
+
+
 class _Reading:
     """What one document shows, filled in piece by piece."""
 
@@ -204,7 +213,7 @@ class _Reading:
 
     def _rank(self, head: int, first: int, states: Tensor, true: Tensor) -> None:
         """Count the ranks of one head's true tokens, and note its best guesses."""
-        rows = max(1, CHUNK_LOGITS // self.heads.vocabulary)
+        rows = _chunk_rows(self.heads.vocabulary, states.device, self.candidates)
         for start in range(0, min(len(states), len(true)), rows):
             own = true[start : start + rows][: len(states) - start]
             at = slice(first + start, first + start + len(own))
@@ -215,7 +224,7 @@ class _Reading:
 
     def _judge(self, first: int, states: Tensor) -> None:
         """Note what probability the target gives to the guesses for the tokens `first` …, and its entropies."""
-        rows = max(1, CHUNK_LOGITS // self.forward.vocabulary)
+        rows = _chunk_rows(self.forward.vocabulary, states.device, self.candidates)
         for start in range(max(first, 1), first + len(states), rows):
             end = min(start + rows, first + len(states))
             logits = self.forward.true_logits(states[start - first : end - first]).float()

@@ -36,8 +36,8 @@ def test_the_checks_of_the_calibration_pass_run_at_any_shape(dtype):
     assert found["ranks_equal_a_sort"]
     assert (found["continuation_tokens"], found["prompt_tokens"]) == (600, 10)
     assert found["hits"] > 0
-    # One rounding may move a token in or out of a rank; a pass that counts other positions would move nearly all.
-    assert found["hits_apart"] <= (0 if dtype == torch.float32 else found["hits"])
+    # In bfloat16 the same product of another shape orders near ties otherwise.
+    assert dtype != torch.float32 or found["hits_apart"] == 0
     assert found["token_by_token_over_ours"]["median"] > 1
 
 

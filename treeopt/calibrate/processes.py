@@ -1,7 +1,7 @@
 """The processes of one calibration: who does what, who waits for whom, and how all end when one fails.
 
-No tensor travels between them. Units of work are formed before they are shared out, each process takes the next one that
-nobody has taken, and results go through the files of `DocumentStore`; what is agreed on is a few numbers.
+Units of work are formed before they are shared out, each process takes the next one that nobody has taken, and results go
+through the files of `DocumentStore`: beside a few numbers nothing travels between processes.
 """
 
 from __future__ import annotations

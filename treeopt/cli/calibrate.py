@@ -42,7 +42,7 @@ __all__ = ["calibrate"]
     help="Temperature of these probabilities.",
 )  # fmt: skip
 @click.option(
-    "--timeout", default=1800.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    "--timeout", default=1800, show_default=True, type=click.IntRange(1, 10**6), metavar="SECONDS",
     help="Under torchrun: how long to wait for a process while none finishes anything.",
 )  # fmt: skip
 @seed_option
@@ -61,7 +61,7 @@ def calibrate(
     batch_size: int | None,
     candidates: int,
     temperature: float,
-    timeout: float,
+    timeout: int,
     seed: int,
     as_json: bool,
     output: str,

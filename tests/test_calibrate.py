@@ -145,6 +145,15 @@ def test_too_short_continuations_are_refused(tiny_loaded, tiny_heads, prompts, t
         calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "t.safetensors", CalibrationSettings(max_new_tokens=3))
 
 
+def test_a_device_that_is_too_small_is_one_line_with_a_remedy(tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate …")
+
+    monkeypatch.setattr("treeopt.targets.forward.Forward.hidden", full)
+    with pytest.raises(TargetError, match=r"do not fit cpu: give a smaller --batch-size than 3; finished"):
+        calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "t.safetensors", SETTINGS)
+
+
 # Interruptions
 
 

@@ -181,6 +181,7 @@ class _Several(Processes):
             time.sleep(POLL_SECONDS)
             meanwhile()
             arrived = self.count("arrived", 0)
+        meanwhile()  # what the last one to come has counted
         self._meetings += 1
 
     def count(self, label: str, amount: int) -> int:

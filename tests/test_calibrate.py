@@ -11,7 +11,7 @@ import torch
 from tests.reference import rank_of
 from treeopt import RankTrace
 from treeopt.calibrate.continuations import Continuation, continue_prompts, dataset_continuations
-from treeopt.calibrate.observe import Candidates, batches, observe
+from treeopt.calibrate.observe import Candidates, batches, batches_of, observe
 from treeopt.calibrate.run import CalibrationSettings, auto_batch_size, calibrate, spread
 from treeopt.calibrate.store import DocumentStore
 from treeopt.errors import TargetError, TraceError
@@ -84,6 +84,17 @@ def test_batches_hold_every_document_once_within_the_limit():
     for group in groups:
         width = max(d.num_inputs for d in group)
         assert len(group) == 1 or width * len(group) <= 40
+
+
+def test_batches_take_little_padding_once_they_are_large_enough():
+    sizes = [20 + (37 * i) % 400 for i in range(300)]
+    groups = list(batches_of(sizes, 4096))
+    assert sorted(i for group in groups for i in group) == list(range(300))
+    padded = [len(group) * max(sizes[i] for i in group) for group in groups]
+    assert max(padded) <= 4096
+    assert sum(padded) <= 17 / 16 * sum(sizes)
+    assert min(padded[:-1]) >= 512  # large enough for its products
+    assert len(groups) < 60
 
 
 def test_a_trace_holds_domains_denominators_and_hashes(tiny_loaded, tiny_heads, prompts, tmp_path):

@@ -125,7 +125,7 @@ def measured(forward, heads, documents, repeats):
         return observed_pass(forward, heads, documents)
 
     ours()  # warms up
-    _, (passes, least) = in_turn([ours, lambda: bound(forward, heads, documents)], 3 * repeats, forward.device)
+    _, (passes, least) = in_turn([ours, lambda: bound(forward, heads, documents)], 2 * repeats, forward.device)
     (ranks, hits), (again, published) = in_turn(
         [ours, lambda: token_by_token(forward, heads, documents)], repeats, forward.device
     )
@@ -196,7 +196,7 @@ def _ranks_equal_a_sort(forward, heads, document):
     return bool(((order == true[:, None]).int().argmax(1) == ranks_of(logits, true)).all())
 
 
-def main(output=None, num_prompts=3, max_new_tokens=128, repeats=3):
+def main(output=None, num_prompts=5, max_new_tokens=128, repeats=3):
     """Measure on the demo target and print a line for each comparison."""
     target = load_target("demo", device="cpu", dtype="float32")
     heads = MedusaHeads.load(calibration_path(DEMO_HEADS), target.model)

@@ -20,7 +20,8 @@ from treeopt.targets.limits import check_window, context_length
 
 __all__ = ["OBSERVED_TOKENS", "Candidates", "Observation", "batches", "batches_of", "document_states", "observe"]
 
-OBSERVED_TOKENS = 4096  # padded tokens of one teacher-forced forward
+OBSERVED_TOKENS = 4096  # padded tokens of one teacher-forced forward, at most
+ENOUGH_TOKENS, MOST_PADDING = 512, 17 / 16
 
 # Logits alive at once, whatever the vocabulary: 24 MB in float32. Blocks under 32 MB are reused by the allocator of the
 # C library instead of being mapped and zeroed anew, which made a chunk of 128 rows twice as fast a row as one of 512.
@@ -102,14 +103,18 @@ def batches(documents: Sequence[Continuation], max_tokens: int) -> Iterator[list
 def batches_of(sizes: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Group documents of these sizes as `batches` does; yield their indices.
 
-    The groups depend on the sizes alone: not on what is done already, nor on how many processes there are.
+    A group that is large enough for its products takes no more padding than a sixteenth. The groups depend on the sizes
+    alone: not on what is done already, nor on how many processes there are.
     """
     group: list[int] = []
+    real = 0
     for index in sorted(range(len(sizes)), key=lambda i: (sizes[i], i)):
-        if group and sizes[index] * (len(group) + 1) > max_tokens:
+        padded, enough = sizes[index] * (len(group) + 1), group and sizes[group[-1]] * len(group) >= ENOUGH_TOKENS
+        if group and (padded > max_tokens or (enough and padded > (real + sizes[index]) * MOST_PADDING)):
             yield group
-            group = []
+            group, real = [], 0
         group.append(index)
+        real += sizes[index]
     if group:
         yield group
 

@@ -75,15 +75,29 @@ def test_a_document_longer_than_the_context_is_read_in_windows_each_position_onc
     taken = []
     take = module._Reading.take
 
-    def noting(reading, first, states, all_tokens):
-        taken.extend(range(first, first + len(states)))
-        take(reading, first, states, all_tokens)
+    def noting(reading, rows, states):
+        taken.extend(rows.tolist())
+        assert len(states) == len(rows)
+        take(reading, rows, states)
 
     monkeypatch.setattr(module._Reading, "take", noting)
     document = Continuation("a", None, text(prompt, 1), text(tokens, 2))
     (found,) = observe(*exact, [document], Candidates())
     assert taken == list(range(tokens))
     assert found.ranks.tolist() == plain(*exact, document)
+
+
+@torch.no_grad()
+def test_documents_of_all_lengths_go_together_in_any_order(exact):
+    documents = [
+        Continuation(str(i), None, text(prompt, i), text(tokens, i + 50))
+        for i, (prompt, tokens) in enumerate([(300, 0), (5, 3), (2, 0), (30, 290), (4, 1), (1, 9)])
+    ]
+    for document, found, states in zip(
+        documents, observe(*exact, documents, Candidates()), document_states(exact[0], documents)
+    ):
+        assert found.ranks.tolist() == plain(*exact, document)
+        assert states.shape == (len(document.tokens), 32)
 
 
 @torch.no_grad()

@@ -64,12 +64,11 @@ def bound(forward, heads, documents):
         texts = [[*document.prompt, *document.tokens[:-1]] for document in batch]
         ids = torch.tensor([row + row[-1:] * (width - len(row)) for row in texts], device=forward.device)
         hidden = forward.target.model(ids, use_cache=False).last_hidden_state
-        for document, states in zip(batch, hidden):
-            first = len(document.prompt) - 1
-            for head in range(heads.num_heads):
-                end = document.num_inputs - head
-                for start in range(first, end, rows):
-                    total += heads.project(states[start : min(start + rows, end)], head)[0, 0]
+        for head in range(heads.num_heads):
+            spans = [slice(len(document.prompt) - 1, document.num_inputs - head) for document in batch]
+            states = torch.cat([row[span] for row, span in zip(hidden, spans)])
+            for chunk in states.split(rows):
+                total += heads.project(chunk, head)[0, 0]
     return total
 
 

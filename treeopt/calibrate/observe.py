@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -80,18 +81,20 @@ def observe(
         Documents that go through the target together.
     candidates : Candidates
     """
-    readings = [_Reading(forward, heads, len(document.tokens), candidates) for document in batch]
-    for number, start, states in _pieces(forward, batch):
-        readings[number].take(start, states, batch[number].tokens)
-    return [Observation(reading.ranks, reading.probabilities, reading.entropies) for reading in readings]
+    reading = _Reading(forward, heads, batch, candidates)
+    for rows, states in _pieces(forward, batch):
+        reading.take(rows, states)
+    lengths = [len(document.tokens) for document in batch]
+    found = (torch.split(part, lengths) for part in (reading.ranks, reading.probabilities, reading.entropies))
+    return [Observation(*parts) for parts in zip(*found)]
 
 
 def document_states(forward: Forward, batch: Sequence[Continuation]) -> list[Tensor]:
     """Return each document's hidden states, (tokens, hidden): row i is the state that token i was decided from."""
-    found: list[list[Tensor]] = [[] for _ in batch]
-    for number, _, states in _pieces(forward, batch):
-        found[number].append(states)
-    return [torch.cat(pieces) if len(pieces) > 1 else pieces[0] for pieces in found]
+    pieces = list(_pieces(forward, batch))
+    order = torch.cat([rows for rows, _ in pieces]).argsort()
+    states = torch.cat([states for _, states in pieces])[order.to(forward.device)]
+    return list(torch.split(states, [len(document.tokens) for document in batch]))
 
 
 def batches(documents: Sequence[Continuation], max_tokens: int) -> Iterator[list[Continuation]]:
@@ -119,20 +122,22 @@ def batches_of(sizes: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
         yield group
 
 
-def _pieces(forward: Forward, batch: Sequence[Continuation]) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield hidden states as (number of the document, its token decided from the first row, rows)."""
+def _pieces(forward: Forward, batch: Sequence[Continuation]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield hidden states with the tokens decided from them, as numbers over the tokens of all documents in order."""
     context = context_length(forward.target)
     check_window(forward.target, min(context, max(document.num_inputs for document in batch)))
+    firsts = [0, *accumulate(len(document.tokens) for document in batch)]
     longest = min(OBSERVED_TOKENS, context)
     short = [i for i, document in enumerate(batch) if document.num_inputs <= longest]
     if short:
         hidden = _padded(forward, [_inputs(batch[i]) for i in short])
-        for row, i in enumerate(short):
-            start, count = len(batch[i].prompt) - 1, len(batch[i].tokens)
-            yield i, 0, hidden[row, start : start + count]
+        spans = [slice(len(batch[i].prompt) - 1, batch[i].num_inputs if batch[i].tokens else 0) for i in short]
+        rows = torch.cat([torch.arange(firsts[i], firsts[i + 1]) for i in short])
+        yield rows, torch.cat([states[span] for states, span in zip(hidden, spans)])
     for i in sorted(set(range(len(batch))) - set(short)):
         for start, states in _windows(forward, _inputs(batch[i]), len(batch[i].prompt) - 1):
-            yield i, start, states
+            states = states[: len(batch[i].tokens)]  # of a document without tokens, none
+            yield firsts[i] + start + torch.arange(len(states)), states
 
 
 def _inputs(document: Continuation) -> list[int]:
@@ -198,48 +203,52 @@ def _chunk_rows(vocabulary: int, device: torch.device, candidates: Candidates) -
 
 
 class _Reading:
-    """What one document shows, filled in piece by piece."""
+    """What the documents of a batch show, filled in piece by piece; a row for each token of all, in order."""
 
-    def __init__(self, forward: Forward, heads: MedusaHeads, num_tokens: int, candidates: Candidates) -> None:
+    def __init__(
+        self, forward: Forward, heads: MedusaHeads, batch: Sequence[Continuation], candidates: Candidates
+    ) -> None:
         self.forward, self.heads, self.candidates = forward, heads, candidates
-        shape, device = (num_tokens, heads.num_heads), forward.device
+        self.tokens = torch.tensor([token for document in batch for token in document.tokens], dtype=torch.int64)
+        lengths = [len(document.tokens) for document in batch]
+        self.place = torch.tensor([i for length in lengths for i in range(length)], dtype=torch.int64)
+        self.left = torch.tensor([length - 1 - i for length in lengths for i in range(length)], dtype=torch.int64)
+        shape, device = (sum(lengths), heads.num_heads), forward.device
         self.ranks = torch.full(shape, -1, dtype=torch.int64, device=device)
         self.guesses = torch.full((*shape, candidates.num_ranks), -1, dtype=torch.int64, device=device)
         self.probabilities = torch.zeros((*shape, candidates.num_ranks), device=device)
-        self.entropies = torch.zeros(num_tokens, device=device)
+        self.entropies = torch.zeros(shape[0], device=device)
 
-    def take(self, first: int, states: Tensor, tokens: Sequence[int]) -> None:
-        """Fill in what the states of tokens `first` … show."""
-        true = torch.tensor(tokens[first : first + len(states) + self.heads.num_heads], device=states.device)
+    def take(self, rows: Tensor, states: Tensor) -> None:
+        """Fill in what the states that the tokens `rows` were decided from show."""
         for head in range(self.heads.num_heads):
-            self._rank(head, first, states, true[1 + head :])
+            self._rank(head, rows, states)
         if self.candidates.num_ranks:
-            self._judge(first, states)
+            self._judge(rows, states)
 
-    def _rank(self, head: int, first: int, states: Tensor, true: Tensor) -> None:
+    def _rank(self, head: int, rows: Tensor, states: Tensor) -> None:
         """Count the ranks of one head's true tokens, and note its best guesses."""
-        rows = _chunk_rows(self.heads.vocabulary, states.device, self.candidates)
-        for start in range(0, min(len(states), len(true)), rows):
-            own = true[start : start + rows][: len(states) - start]
-            at = slice(first + start, first + start + len(own))
-            logits = self.heads.project(self.heads.blocks[head](states[start : start + len(own)]), head)
-            self.ranks[at, head] = ranks_of(logits, own)
+        observed = (self.left[rows] > head).nonzero()[:, 0]
+        for chunk in torch.split(observed, _chunk_rows(self.heads.vocabulary, states.device, self.candidates)):
+            at, true = rows[chunk].to(states.device), self.tokens[rows[chunk] + 1 + head].to(states.device)
+            logits = self.heads.project(self.heads.blocks[head](states[chunk.to(states.device)]), head)
+            self.ranks[at, head] = ranks_of(logits, true)
             if self.candidates.num_ranks:
                 self.guesses[at, head] = top_ranked(logits, self.candidates.num_ranks)
 
-    def _judge(self, first: int, states: Tensor) -> None:
-        """Note what probability the target gives to the guesses for the tokens `first` …, and its entropies."""
-        rows = _chunk_rows(self.forward.vocabulary, states.device, self.candidates)
-        for start in range(max(first, 1), first + len(states), rows):
-            end = min(start + rows, first + len(states))
-            logits = self.forward.true_logits(states[start - first : end - first]).float()
+    def _judge(self, rows: Tensor, states: Tensor) -> None:
+        """Note what probability the target gives to the guesses for the tokens `rows`, and its entropies."""
+        inner = (self.place[rows] > 0).nonzero()[:, 0]
+        for chunk in torch.split(inner, _chunk_rows(self.forward.vocabulary, states.device, self.candidates)):
+            at, device = rows[chunk], states.device
+            logits = self.forward.true_logits(states[chunk.to(device)]).float()
             logarithms = (logits / self.candidates.temperature).log_softmax(dim=-1)
             spread = logarithms.exp()
             # A token that the target excludes has probability 0 and logarithm -inf; it adds nothing.
-            self.entropies[start - 1 : end - 1] = -(spread * logarithms.clamp_min(-1e4)).sum(dim=-1)
+            self.entropies[(at - 1).to(device)] = -(spread * logarithms.clamp_min(-1e4)).sum(dim=-1)
             for head in range(self.heads.num_heads):
-                # Row i of head h is judged by the distribution that row i + h + 1 came from.
-                judged = slice(max(start, head + 1) - head - 1, end - head - 1)
-                if judged.start < judged.stop:
-                    own = spread[judged.start + head + 1 - start :].gather(1, self.guesses[judged, head])
-                    self.probabilities[judged, head] = own
+                # A head's guess made h + 1 rows before is judged by the distribution that this token came from.
+                behind = (self.place[at] > head).nonzero()[:, 0]
+                judged = (at[behind] - 1 - head).to(device)
+                own = spread[behind.to(device)].gather(1, self.guesses[judged, head])
+                self.probabilities[judged, head] = own

@@ -188,3 +188,11 @@ def test_five_heads_over_a_vocabulary_of_128k_take_a_quarter_of_one_head_s_logit
     assert (found.ranks[:, 0] >= 0).sum() == positions - 1
     # Bytes. One head's logits over 2,048 positions are 1 GiB in float32; seen were 48 and 193 MiB.
     assert live.most < 1 << 28
+
+
+def test_a_gpu_gets_more_rows_at_once_and_fewer_when_guesses_are_judged():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 1)
+    assert module._chunk_rows(128 * 1024, cpu, Candidates()) == 48
+    assert module._chunk_rows(128 * 1024, cuda, Candidates()) == 512
+    assert module._chunk_rows(128 * 1024, cuda, Candidates(10)) == 128
+    assert module._chunk_rows(1 << 30, cpu, Candidates()) == 1

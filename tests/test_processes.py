@@ -1,5 +1,6 @@
 """Calibration in several processes: the same bytes, whoever is killed."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -16,18 +17,26 @@ from treeopt.calibrate.processes import Processes, SharedProgress, joined
 from treeopt.calibrate.store import DocumentStore
 from treeopt.errors import OtherProcessError, TraceError
 
-# A process that is slow enough to be killed between two documents, with groups of three or so in the second phase.
+# A process that is slow enough to be killed between two documents, with groups of three or so in the second phase. How
+# long it waits for the others is short once documents are being finished: starting takes long on a busy machine.
 GROUP_TOKENS = 130
 SLOW = f"""
 import sys, time
-from treeopt.calibrate import run, store
+from treeopt.calibrate import processes, run, store
 from treeopt.cli import main
+wait = float(sys.argv.pop(1))
 run.OBSERVED_TOKENS = {GROUP_TOKENS}
-append = store.DocumentStore.append
+append, start, started = store.DocumentStore.append, processes._Several.start, []
 def slow(self, document, value):
+    for one in started:
+        one._timeout = wait
     time.sleep(0.04)
     append(self, document, value)
+def noting(self):
+    start(self)
+    started.append(self)
 store.DocumentStore.append = slow
+processes._Several.start = noting
 main(sys.argv[1:])
 """
 
@@ -57,10 +66,10 @@ def free_port():
         return found.getsockname()[1]
 
 
-def start(arguments, output, size, timeout=60):
+def start(arguments, output, size, wait=60):
     """Start processes as torchrun does, each to be killed by itself."""
     shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    command = [sys.executable, "-c", SLOW, *arguments, "--timeout", str(timeout), "-o", str(output)]
+    command = [sys.executable, "-c", SLOW, str(wait), *arguments, "--timeout", "120", "-o", str(output)]
     return [
         subprocess.Popen(
             command,
@@ -75,7 +84,7 @@ def start(arguments, output, size, timeout=60):
 
 def ended(process):
     """Wait for a process; return its exit status, standard output and error lines."""
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, [line for line in err.splitlines() if line.startswith("Error")]
 
 
@@ -87,8 +96,8 @@ def ids(path):
 def test_two_processes_of_torchrun_write_the_bytes_of_one(arguments, whole, tmp_path):
     driver, output = tmp_path / "driver.py", tmp_path / "two.safetensors"
     driver.write_text(SLOW)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(driver), *arguments]
-    result = subprocess.run([*command, "-o", str(output)], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(driver), "60", *arguments]
+    result = subprocess.run([*command, "-o", str(output)], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert output.read_bytes() == whole
     assert result.stdout.count("24 documents, 960 positions, 4 heads") == 1
@@ -100,9 +109,9 @@ def test_two_processes_of_torchrun_write_the_bytes_of_one(arguments, whole, tmp_
 @pytest.mark.parametrize("phase", ["continuations", "ranks"])
 def test_a_killed_process_loses_its_unfinished_documents_alone(arguments, whole, tmp_path, monkeypatch, run, phase):
     output, work = tmp_path / "t.safetensors", tmp_path / "t.safetensors.partial"
-    first, second = start(arguments, output, 2, timeout=2)
+    first, second = start(arguments, output, 2, wait=4)
     stores = [work / f"{phase}.jsonl", work / f"{phase}.1.jsonl"]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while len(ids(stores[1])) < 4 and time.monotonic() < deadline:
         time.sleep(0.005)
     second.send_signal(signal.SIGKILL)
@@ -135,9 +144,9 @@ def test_a_killed_process_loses_its_unfinished_documents_alone(arguments, whole,
 
 
 def test_the_loss_of_the_first_process_ends_the_others_too(arguments, tmp_path):
-    first, second = start(arguments, tmp_path / "t.safetensors", 2, timeout=2)
+    first, second = start(arguments, tmp_path / "t.safetensors", 2, wait=4)
     store = tmp_path / "t.safetensors.partial" / "continuations.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while len(ids(store)) < 2 and time.monotonic() < deadline:
         time.sleep(0.005)
     first.send_signal(signal.SIGKILL)
@@ -149,8 +158,10 @@ def test_the_loss_of_the_first_process_ends_the_others_too(arguments, tmp_path):
 
 def test_an_error_in_one_process_ends_all_with_its_one_line(arguments, tmp_path):
     store = tmp_path / "t.safetensors.partial" / "continuations.1.jsonl"
-    with DocumentStore(store, {}):  # held, as by another run
-        processes = start(arguments, tmp_path / "t.safetensors", 2, timeout=30)
+    store.parent.mkdir()
+    with store.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as by another run
+        processes = start(arguments, tmp_path / "t.safetensors", 2)
         found = [ended(process) for process in processes]
     assert [status for status, _, _ in found] == [1, 1]
     assert [out for _, out, _ in found] == ["", ""]
@@ -161,7 +172,7 @@ def test_an_error_in_one_process_ends_all_with_its_one_line(arguments, tmp_path)
 def test_an_error_that_all_have_is_said_once(arguments, tmp_path):
     broken = tmp_path / "broken.jsonl"
     broken.write_text("{\n")
-    processes = start([*arguments, "--prompts", str(broken)], tmp_path / "t.safetensors", 3, timeout=30)
+    processes = start([*arguments, "--prompts", str(broken)], tmp_path / "t.safetensors", 3)
     found = [ended(process) for process in processes]
     assert [status for status, _, _ in found] == [1, 1, 1]
     assert len([line for _, _, errors in found for line in errors]) == 1

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,15 +11,17 @@ import torch
 from tests.reference import rank_of
 from treeopt import RankTrace
 from treeopt.calibrate.continuations import Continuation, continue_prompts, dataset_continuations
-from treeopt.calibrate.observe import Candidates, batches, document_states, observe
+from treeopt.calibrate.observe import Candidates, batches, batches_of, document_states, observe
 from treeopt.calibrate.run import CalibrationSettings, auto_batch_size, calibrate, spread
 from treeopt.calibrate.store import DocumentStore
 from treeopt.errors import TargetError, TraceError
 from treeopt.prompts import Prompt, read_prompts
+from treeopt.show import describe_trace
 from treeopt.targets.forward import Forward
 from treeopt.targets.greedy import greedy_continuations
 
 SETTINGS = CalibrationSettings(max_new_tokens=9, batch_size=3)
+JUDGED = CalibrationSettings(max_new_tokens=9, batch_size=3, candidates=Candidates(5, 0.7))
 
 
 @pytest.fixture
@@ -79,8 +82,19 @@ def test_batches_hold_every_document_once_within_the_limit():
     groups = list(batches(documents, 40))
     assert sorted(d.prompt_id for group in groups for d in group) == sorted(d.prompt_id for d in documents)
     for group in groups:
-        width = max(len(d.prompt) + len(d.tokens) for d in group)
+        width = max(d.num_inputs for d in group)
         assert len(group) == 1 or width * len(group) <= 40
+
+
+def test_batches_take_little_padding_once_they_are_large_enough():
+    sizes = [20 + (37 * i) % 400 for i in range(300)]
+    groups = list(batches_of(sizes, 4096))
+    assert sorted(i for group in groups for i in group) == list(range(300))
+    padded = [len(group) * max(sizes[i] for i in group) for group in groups]
+    assert max(padded) <= 4096
+    assert sum(padded) <= 17 / 16 * sum(sizes)
+    assert min(padded[:-1]) >= 512  # large enough for its products
+    assert len(groups) < 60
 
 
 def test_a_trace_holds_domains_denominators_and_hashes(tiny_loaded, tiny_heads, prompts, tmp_path):
@@ -94,17 +108,39 @@ def test_a_trace_holds_domains_denominators_and_hashes(tiny_loaded, tiny_heads, 
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.safetensors"]
 
 
-def test_the_models_own_text_given_as_a_data_set_has_the_same_ranks(tiny_loaded, tiny_heads, prompts, tmp_path):
-    generated = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "a.safetensors", SETTINGS)
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_models_own_text_given_as_a_data_set_gives_the_same_trace(
+    tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch, ends
+):
+    if ends:  # with an end-of-sequence token that one document reaches early
+        (first, *_) = continue_prompts(tiny_loaded, prompts, tmp_path / "look.jsonl", max_new_tokens=9)
+        monkeypatch.setattr(tiny_loaded.model.generation_config, "eos_token_id", first.tokens[6])
+    generated = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "a.safetensors", JUDGED)
     documents = continue_prompts(tiny_loaded, prompts, tmp_path / "store.jsonl", max_new_tokens=9)
+    assert ends == (min(len(document.tokens) for document in documents) < 9)
+    stop = tiny_loaded.model.generation_config.eos_token_id
     replies = [
-        Prompt(p.id, p.messages, p.domain, p.split, " ".join(map(str, document.tokens)))
+        Prompt(p.id, p.messages, p.domain, p.split, " ".join(str(i) for i in document.tokens if i != stop))
         for p, document in zip(prompts, documents)
     ]
-    settings = CalibrationSettings(continuations="dataset", max_new_tokens=9)
+    settings = replace(JUDGED, continuations="dataset")
     dataset = calibrate(tiny_loaded, tiny_heads, replies, tmp_path / "b.safetensors", settings)
-    assert (dataset.ranks == generated.ranks).all()
+    for name in ("documents", "ranks", "topk_probs", "entropies"):
+        assert (getattr(dataset, name) == getattr(generated, name)).all()
     assert dataset.metadata["continuations"] == "dataset"
+    assert describe_trace(generated).splitlines()[0].endswith("4 heads, along the target's own greedy text")
+    assert describe_trace(dataset).splitlines()[0].endswith("4 heads, along the replies of the prompt file")
+    assert describe_trace(dataset).splitlines()[2:] == describe_trace(generated).splitlines()[2:]
+
+
+def test_the_two_texts_are_chosen_on_the_command_line(run, tiny_directory, tiny_heads_directory, tiny_prompts):
+    models = ["--target", tiny_directory, "--heads", tiny_heads_directory, "--prompts", tiny_prompts]
+    for text in ("generated", "dataset"):
+        result = run("calibrate", *models, "--max-new-tokens", 9, "--continuations", text, "-o", f"{text}.safetensors")
+        assert result.exit_code == 0, result.output
+        assert run("show", f"{text}.safetensors").stdout == result.stdout
+    assert "along the replies of the prompt file" in result.stdout
+    assert RankTrace.read("dataset.safetensors") != RankTrace.read("generated.safetensors")
 
 
 def test_the_data_sets_own_text_is_taken_as_it_is(tiny_loaded, prompts):
@@ -118,6 +154,15 @@ def test_the_data_sets_own_text_is_taken_as_it_is(tiny_loaded, prompts):
 def test_too_short_continuations_are_refused(tiny_loaded, tiny_heads, prompts, tmp_path):
     with pytest.raises(TraceError, match=r"raise --max-new-tokens"):
         calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "t.safetensors", CalibrationSettings(max_new_tokens=3))
+
+
+def test_a_device_that_is_too_small_is_one_line_with_a_remedy(tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate …")
+
+    monkeypatch.setattr("treeopt.targets.forward.Forward.hidden", full)
+    with pytest.raises(TargetError, match=r"do not fit cpu: give a smaller --batch-size than 3; finished"):
+        calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "t.safetensors", SETTINGS)
 
 
 # Interruptions
@@ -170,12 +215,12 @@ def test_a_line_cut_by_a_kill_is_dropped_and_the_rest_kept(tmp_path):
     for cut in range(1, len(whole)):
         path.write_bytes(whole[:cut])
         with DocumentStore(path, {"a": 1}) as store:
-            done = {key: value for key, value in {"x": [1, 2], "y": [3]}.items() if key in store.done}
-            assert store.done == done
+            done = {key: value for key, value in {"x": [1, 2], "y": [3]}.items() if key in store}
+            assert dict(store) == done
             for key in {"x", "y"} - set(done):
                 store.append(key, {"x": [1, 2], "y": [3]}[key])
         with DocumentStore(path, {"a": 1}) as store:
-            assert store.done == {"x": [1, 2], "y": [3]}
+            assert dict(store) == {"x": [1, 2], "y": [3]}
 
 
 def test_a_store_of_other_settings_or_a_damaged_one_is_refused(tmp_path):
@@ -200,7 +245,7 @@ def test_a_second_run_on_the_same_output_is_refused(tmp_path):
     with DocumentStore(path, {"a": 1}), pytest.raises(TraceError, match=r"is being written by another run"):
         DocumentStore(path, {"a": 1})
     with DocumentStore(path, {"a": 1}) as again:
-        assert again.done == {}
+        assert dict(again) == {}
 
 
 def test_names_and_seeds_do_not_stand_in_the_way_of_going_on(tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch):
@@ -325,7 +370,7 @@ def test_guesses_are_judged_by_the_targets_distribution_behind_the_documents_own
 
 
 def test_a_trace_with_candidates_resumes_and_holds_them(tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch):
-    settings = CalibrationSettings(max_new_tokens=9, batch_size=3, candidates=Candidates(5, 0.7))
+    settings = JUDGED
     whole = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "a.safetensors", settings)
     assert whole.topk_probs.shape == (36, 4, 5)
     assert whole.metadata["temperature"] == "0.7"
@@ -336,7 +381,7 @@ def test_a_trace_with_candidates_resumes_and_holds_them(tiny_loaded, tiny_heads,
     append, output = DocumentStore.append, tmp_path / "c.safetensors"
 
     def stopping(self, document, value):
-        if self.path.name == "ranks.jsonl" and len(self.done) == 2:
+        if self.path.name == "ranks.jsonl" and len(self) == 2:
             raise Stopped
         append(self, document, value)
 

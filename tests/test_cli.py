@@ -214,7 +214,7 @@ def test_an_interrupted_calibration_says_how_to_go_on(run, models, monkeypatch):
     def interrupted(*arguments, **keywords):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibration, "calibrate", interrupted)
+    monkeypatch.setattr(calibration, "calibrate_together", interrupted)
     result = run("calibrate", *models)
     assert result.exit_code == 130
     assert "run the same command again" in result.stderr

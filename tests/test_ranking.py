@@ -43,3 +43,14 @@ def test_a_logit_that_is_no_number_never_makes_its_token_the_first():
     nan = float("nan")
     assert ranks_of(torch.tensor([[1.0, nan, 2.0], [nan, nan, nan]]), torch.tensor([1, 0])).tolist() == [3, 3]
     assert ranks_of(torch.tensor([[1.0, nan, 2.0]]), torch.tensor([2])).tolist() == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_of_rows_with_and_without_ties_are_ranked_as_one(dtype, monkeypatch):
+    torch.manual_seed(0)
+    logits = torch.randn(11, 40).to(dtype)
+    logits[::3] = logits[::3].round()  # many ties
+    tokens = torch.randint(40, (11,))
+    expected = [rank_of(row.tolist(), int(token)) for row, token in zip(logits, tokens)]
+    monkeypatch.setattr("treeopt.heads.ranking.BLOCK_LOGITS", 3 * 40)
+    assert ranks_of(logits, tokens).tolist() == expected

@@ -51,6 +51,18 @@ def test_a_written_trace_reads_back_equal(tmp_path):
     assert again.ranks.dtype == np.int32
 
 
+def test_prompt_keys_are_kept_selected_and_checked(tmp_path):
+    trace = RankTrace([[0], [1], [2]], [0, 2, 3], prompts=[-5, 1 << 62])
+    trace.write(tmp_path / "trace.safetensors")
+    assert RankTrace.read(tmp_path / "trace.safetensors").prompts.tolist() == [-5, 1 << 62]
+    assert trace.select([1, 0]).prompts.tolist() == [1 << 62, -5]
+    assert trace.at([True, False, True]).prompts.tolist() == [-5, 1 << 62]
+    assert RankTrace([[0]], [0, 1]).prompts is None
+    for wrong in ([1], [1, 2, 3], [0.5, 1.0]):
+        with pytest.raises(TraceError, match=r"`prompts` has shape .* for 2 documents; give one integer each"):
+            RankTrace([[0], [1], [2]], [0, 2, 3], prompts=wrong)
+
+
 def test_selected_documents_keep_their_rows_and_may_repeat():
     trace = RankTrace([[0], [1], [2], [3], [4]], [0, 2, 3, 5], ["a", "b", "c"])
     chosen = trace.select([2, 0, 2])

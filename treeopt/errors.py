@@ -14,6 +14,7 @@ The text of each puts its subject in backticks and says what is wrong, the value
     ├── HeadsError          a checkpoint with missing, extra or mis-shaped tensors
     ├── PictureError        a picture that cannot be drawn or written
     ├── TargetError         a model that cannot be fetched, loaded or verified
+    ├── OtherProcessError   the end of a process because another one failed, which says why
     └── MissingExtraError   a command that needs an optional dependency
 """
 
@@ -27,6 +28,7 @@ __all__ = [
     "HeadsError",
     "LatencyError",
     "MissingExtraError",
+    "OtherProcessError",
     "PictureError",
     "PromptError",
     "TargetError",
@@ -82,6 +84,10 @@ class HeadsError(TreeoptError):
 
 class TargetError(TreeoptError):
     """A target model that cannot be fetched, loaded or verified with a tree."""
+
+
+class OtherProcessError(TreeoptError):
+    """The end of one process of a run because another one failed; that one says why."""
 
 
 class MissingExtraError(TreeoptError):

@@ -96,14 +96,14 @@ def profile(
     }
     pairs = [(batch, context) for batch in settings.batches for context in settings.contexts]
     with DocumentStore(work, header) as kept, torch.inference_mode():
-        done = sum(f"{batch} {context}" in kept.done for batch, context in pairs)
+        done = sum(f"{batch} {context}" in kept for batch, context in pairs)
         with Progress("profile", total=len(pairs), done=done, unit="curves") as progress:
             for batch, context in pairs:
-                if f"{batch} {context}" not in kept.done:
+                if f"{batch} {context}" not in kept:
                     timer = _Timer(target, heads, trees, batch, context, settings.attention)
                     kept.append(f"{batch} {context}", [timer.measure(settings.repeats)])
                     progress.add(documents=1)
-        curves = tuple(LatencyCurve.of(**kept.done[f"{batch} {context}"][0]) for batch, context in pairs)
+        curves = tuple(LatencyCurve.of(**kept[f"{batch} {context}"][0]) for batch, context in pairs)
     return LatencyTable(curves, _metadata(target, heads, settings))
 
 

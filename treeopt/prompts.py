@@ -12,7 +12,7 @@ from typing import Any
 from treeopt import strictjson
 from treeopt.errors import PromptError
 
-__all__ = ["SPLITS", "Message", "Prompt", "evenly", "prompts_hash", "read_prompt_files", "read_prompts"]
+__all__ = ["SPLITS", "Message", "Prompt", "evenly", "prompt_key", "prompts_hash", "read_prompt_files", "read_prompts"]
 
 SPLITS = ("train", "calibration", "evaluation")
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
@@ -105,6 +105,25 @@ def prompts_hash(prompts: Iterable[Prompt]) -> str:
     for prompt in prompts:
         digest.update(json.dumps([prompt.id, prompt.messages, prompt.reply]).encode() + b"\n")
     return digest.hexdigest()
+
+
+def prompt_key(prompt: Prompt, *, with_reply: bool) -> int:
+    """Return 64 bits of the sha256 over what a document follows from: the messages, and the reply where it is given.
+
+    Parameters
+    ----------
+    prompt : Prompt
+        Its id does not count: files number their prompts alike.
+    with_reply : bool
+        Whether the document is the prompt's own reply rather than what the target generates.
+
+    Returns
+    -------
+    int
+        Signed.
+    """
+    content = json.dumps([prompt.messages, prompt.reply if with_reply else None]).encode()
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little", signed=True)
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[str, Any]]:

@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 TOPS = (1, 3, 5, 10)
+# Heads are better along text that their target would say itself, so a report says whose text it is.
+TEXTS = {"generated": ", along the target's own greedy text", "dataset": ", along the replies of the prompt file"}
 MAX_DRAWN = 128  # nodes; larger trees are summarised by level
 NOTHING = 1e-9  # a cost below is rounding
 UNPRICED = (
@@ -56,7 +58,8 @@ def describe_tree(built: BuiltTree, *, draw: bool = True) -> str:
 
 def describe_trace(trace: RankTrace, *, seed: int = 0) -> str:
     """Return what a trace holds and its per-head accuracies with intervals."""
-    lines = [f"{trace.num_documents} documents, {trace.num_positions} positions, {trace.num_heads} heads"]
+    text = TEXTS.get(trace.metadata.get("continuations", ""), "")
+    lines = [f"{trace.num_documents} documents, {trace.num_positions} positions, {trace.num_heads} heads{text}"]
     keys = ("target", "heads", "continuations", "dtype", "max_new_tokens")
     if stated := [f"{key} {trace.metadata[key]}" for key in keys if trace.metadata.get(key)]:
         lines.append(", ".join(stated))

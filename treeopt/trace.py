@@ -18,12 +18,12 @@ from treeopt import strictjson
 from treeopt.acceptance import AcceptanceTable
 from treeopt.errors import TraceError
 from treeopt.files import replacing
+from treeopt.tracechecks import UNOBSERVED, check_offsets, checked_probabilities, checked_prompts, whole_numbers
 
 __all__ = ["NO_GUESS", "RankTrace"]
 
 SCHEMA = "treeopt.trace/1"
 DEFAULT_RANKS = 256
-UNOBSERVED = -1
 # Rank of a token that none of a head's guesses stands for: beyond every tree, and never among the ranks that are counted.
 NO_GUESS = np.iinfo(np.int32).max
 
@@ -50,6 +50,8 @@ class RankTrace:
         The target's probability of each head's R best guesses, behind the document's own text; 0 where not observed.
     entropies : array_like of float32, shape (positions,), optional
         Entropy in nats of the target's distribution after each row's root, in the same run.
+    prompts : array_like of int64, shape (documents,), optional
+        A key of each document's prompt: documents of the same prompt have the same; see `treeopt.prompts.prompt_key`.
 
     Examples
     --------
@@ -66,6 +68,7 @@ class RankTrace:
     metadata: Mapping[str, str] = field(default_factory=dict)
     topk_probs: NDArray[np.float16] | None = None
     entropies: NDArray[np.float32] | None = None
+    prompts: NDArray[np.int64] | None = None
 
     def __init__(
         self,
@@ -75,18 +78,20 @@ class RankTrace:
         metadata: Mapping[str, str] | None = None,
         topk_probs: ArrayLike | None = None,
         entropies: ArrayLike | None = None,
+        prompts: ArrayLike | None = None,
     ) -> None:
-        rank, offsets = _integers(ranks, "ranks"), _integers(documents, "documents")
-        _check(rank, offsets, domains)
+        rank, offsets = whole_numbers(ranks, "ranks"), whole_numbers(documents, "documents")
+        check_offsets(rank, offsets, domains)
         for array, name, dtype in ((rank, "ranks", np.int32), (offsets, "documents", np.int64)):
             frozen = array.astype(dtype)
             frozen.setflags(write=False)
             object.__setattr__(self, name, frozen)
         object.__setattr__(self, "domains", None if domains is None else tuple(domains))
         object.__setattr__(self, "metadata", dict(metadata or {}))
-        probs, entropy = _probabilities(topk_probs, entropies, rank)
+        probs, entropy = checked_probabilities(topk_probs, entropies, rank)
         object.__setattr__(self, "topk_probs", probs)
         object.__setattr__(self, "entropies", entropy)
+        object.__setattr__(self, "prompts", checked_prompts(prompts, len(offsets) - 1))
 
     @property
     def num_positions(self) -> int:
@@ -152,7 +157,8 @@ class RankTrace:
         domains = None if self.domains is None else [self.domains[i] for i in chosen.tolist()]
         probs = None if self.topk_probs is None else self.topk_probs[rows]
         entropies = None if self.entropies is None else self.entropies[rows]
-        return RankTrace(self.ranks[rows], offsets, domains, self.metadata, probs, entropies)
+        prompts = None if self.prompts is None else self.prompts[chosen]
+        return RankTrace(self.ranks[rows], offsets, domains, self.metadata, probs, entropies, prompts)
 
     def at(self, positions: ArrayLike) -> RankTrace:
         """Return a trace of some positions of every document; for counting, since what follows a row may be gone.
@@ -165,7 +171,7 @@ class RankTrace:
         if kept.shape != (self.num_positions,):
             raise TraceError(f"`positions` has shape {kept.shape}; give one flag for each of {self.num_positions} rows")
         offsets = np.concatenate([[0], np.cumsum(kept)])[self.documents]
-        return RankTrace(self.ranks[kept], offsets, self.domains, self.metadata)
+        return RankTrace(self.ranks[kept], offsets, self.domains, self.metadata, prompts=self.prompts)
 
     def domain(self, name: str) -> RankTrace:
         """Return the trace of one domain's documents.
@@ -186,6 +192,8 @@ class RankTrace:
         tensors: dict[str, NDArray[Any]] = {"ranks": self.ranks, "documents": self.documents}
         if self.topk_probs is not None and self.entropies is not None:
             tensors |= {"topk_probs": self.topk_probs, "entropies": self.entropies}
+        if self.prompts is not None:
+            tensors["prompts"] = self.prompts
         metadata = {**self.metadata, "schema": SCHEMA}
         if self.domains is not None:
             metadata["domains"] = json.dumps(self.domains, separators=(",", ":"))
@@ -224,7 +232,7 @@ class RankTrace:
         try:
             return cls(
                 tensors["ranks"], tensors["documents"], _domains(domains), metadata,
-                tensors.get("topk_probs"), tensors.get("entropies"),
+                tensors.get("topk_probs"), tensors.get("entropies"), tensors.get("prompts"),
             )  # fmt: skip
         except TraceError as error:
             raise TraceError(f"`{path}`: {error}") from error
@@ -233,49 +241,6 @@ class RankTrace:
         return isinstance(other, RankTrace) and self.to_bytes() == other.to_bytes()
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _check(ranks: NDArray[Any], documents: NDArray[Any], domains: Sequence[str] | None) -> None:
-    if ranks.ndim != 2 or ranks.shape[1] == 0 or not np.issubdtype(ranks.dtype, np.integer):
-        raise TraceError(f"`ranks` has shape {ranks.shape} and dtype {ranks.dtype}; give integers (positions, heads)")
-    if ranks.size and (int(ranks.min()) < UNOBSERVED or int(ranks.max()) > np.iinfo(np.int32).max):
-        raise TraceError(f"`ranks` holds {ranks.min()} … {ranks.max()}; ranks are 32 bits from 0, and -1 not observed")
-    if documents.ndim != 1 or not len(documents) or not np.issubdtype(documents.dtype, np.integer):
-        raise TraceError(f"`documents` has shape {documents.shape}; give offsets, one more than there are documents")
-    if documents[0] != 0 or documents[-1] != len(ranks) or bool((np.diff(documents) < 0).any()):
-        raise TraceError(
-            f"`documents` must rise from 0 to the {len(ranks)} positions; got {documents[0]} … {documents[-1]}"
-        )
-    if domains is not None and len(domains) != len(documents) - 1:
-        raise TraceError(f"`domains` has {len(domains)} entries for {len(documents) - 1} documents; give one each")
-
-
-def _probabilities(
-    topk_probs: ArrayLike | None, entropies: ArrayLike | None, ranks: NDArray[Any]
-) -> tuple[NDArray[np.float16] | None, NDArray[np.float32] | None]:
-    if topk_probs is None and entropies is None:
-        return None, None
-    if topk_probs is None or entropies is None:
-        raise TraceError("`topk_probs` and `entropies` belong together; give both or neither")
-    probs, entropy = np.array(topk_probs, dtype=np.float16), np.array(entropies, dtype=np.float32)
-    if probs.shape[:2] != ranks.shape or probs.ndim != 3 or entropy.shape != ranks.shape[:1]:
-        raise TraceError(
-            f"`topk_probs` has shape {probs.shape} and `entropies` {entropy.shape}; give (positions, heads, R) and "
-            f"(positions,) for ranks of shape {ranks.shape}"
-        )
-    if not (((probs >= 0) & (probs <= 1)).all() and (np.isfinite(entropy) & (entropy >= 0)).all()):
-        raise TraceError("`topk_probs` must lie in [0, 1] and `entropies` be finite from 0 on; calibrate again")
-    for array in (probs, entropy):
-        array.setflags(write=False)
-    return probs, entropy
-
-
-def _integers(values: ArrayLike, name: str) -> NDArray[Any]:
-    """Return an array whose integers are all signed 64-bit ones: unsigned differences would wrap around."""
-    array = np.asarray(values)
-    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise TraceError(f"`{name}` holds {array.max()}; give integers of 64 bits")
-    return array.astype(np.int64) if np.issubdtype(array.dtype, np.integer) else array
 
 
 def _domains(text: str | None) -> list[str] | None:

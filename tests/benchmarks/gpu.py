@@ -2,8 +2,8 @@
 
 Random weights, no network. Correctness first: each attention backend against float64 by hand, decoding through each
 backend and through a captured step against the target's own `generate`. Then times, each beside its baseline in turn:
-attention backends against dense masks, a step against a bare forward of its shape with the CUDA graph on and off, and
-decoding against `generate`, at the shapes of 1B and 7B models. `--rehearse` runs all of it on a CPU at tiny shapes.
+attention backends against dense masks, a step against a bare forward of its shape with the CUDA graph on and off,
+decoding against `generate`, and the pass of calibration, at the shapes of 1B and 7B models. `--rehearse` runs all of it on a CPU at tiny shapes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import treeopt
+from tests.benchmarks.calibration import calibration_checks
 from tests.benchmarks.machine import machine
 from treeopt.attention import Pass
 from treeopt.attention.backends import BACKENDS, Needs
@@ -272,6 +273,11 @@ def main(output=None, rehearse=False):
         found[f"decoding {shape}"] = decode_times(plan, shape, target)
         plan.repeats = repeats
         del target
+        if not plan.late:
+            sizes = {"num_documents": 2, "prompt": 5, "tokens": 12} if rehearse else {"num_documents": 16}
+            found[f"calibration {shape}"] = calibration_checks(
+                plan.device, plan.dtype, SHAPES[shape], repeats=1 if rehearse else 3, **sizes
+            )
         if plan.device.type == "cuda":
             torch.cuda.empty_cache()
     found["seconds"] = time.monotonic() - plan.begun

@@ -48,15 +48,15 @@ class Pass:
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def text(cls, num_rows: int, num_tokens: int, device: torch.device) -> Pass:
-        """Return the pass of texts that begin at slot 0; what pads them stands on the right."""
+    def text(cls, num_rows: int, num_tokens: int, device: torch.device, start: int = 0) -> Pass:
+        """Return the pass of texts that go on at slot `start`; what pads them stands on the right."""
         places = torch.arange(num_tokens, device=device)
         return cls(
-            starts=torch.zeros(num_rows, dtype=torch.int64, device=device),
+            starts=torch.full((num_rows,), start, dtype=torch.int64, device=device),
             depths=places,
             visible=places[None, :] <= places[:, None],
-            span=num_tokens,
-            start=0,
+            span=start + num_tokens,
+            start=start,
             causal=True,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,29 +14,24 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from treeopt.calibrate.continuations import (
-    Continuation,
-    continue_prompts,
-    dataset_continuations,
-    documents_hash,
-)
-from treeopt.calibrate.observe import Candidates, Observation, batches, observe
-from treeopt.calibrate.store import DocumentStore
-from treeopt.errors import TraceError
+from treeopt.calibrate.continuations import dataset_documents, generated_documents
+from treeopt.calibrate.documents import Documents
+from treeopt.calibrate.finishing import Finished, finish
+from treeopt.calibrate.observe import OBSERVED_TOKENS, Candidates, Observation, batches_of, observe
+from treeopt.calibrate.processes import Processes
+from treeopt.errors import TargetError, TraceError
 from treeopt.heads.medusa import MedusaHeads
-from treeopt.progress import Progress
-from treeopt.prompts import Prompt, evenly, prompts_hash
+from treeopt.prompts import Prompt, evenly, prompt_key, prompts_hash
 from treeopt.targets.cache import bytes_per_token
 from treeopt.targets.forward import Forward
 from treeopt.targets.loading import LoadedTarget, fingerprint
 from treeopt.trace import RankTrace
 from treeopt.version import __version__
 
-__all__ = ["CalibrationSettings", "auto_batch_size", "calibrate", "spread"]
+__all__ = ["OBSERVED_TOKENS", "CalibrationSettings", "auto_batch_size", "calibrate", "calibrate_together", "spread"]
 
 MAX_BATCH_SIZE = 64
 TYPICAL_PROMPT = 128  # tokens
-OBSERVED_TOKENS = 4096  # padded tokens of one teacher-forced forward
 
 Kept = list[Any]  # of one document: its ranks, and the bytes of its probabilities and entropies in base 64
 
@@ -96,49 +91,73 @@ def calibrate(
     TraceError
         If a partial run with other settings is in the way, or no head sees a token.
     """
+    trace = calibrate_together(target, heads, prompts, output, settings, Processes(), heads_name=heads_name)
+    assert trace is not None
+    return trace
+
+
+def calibrate_together(
+    target: LoadedTarget,
+    heads: MedusaHeads,
+    prompts: Sequence[Prompt],
+    output: Path,
+    settings: CalibrationSettings,
+    processes: Processes,
+    *,
+    heads_name: str = "",
+) -> RankTrace | None:
+    """Do with several processes what `calibrate` does with one; the file is the same, byte for byte.
+
+    Every process calls this with arguments that are equal but for its device, within `joined`. The first one writes the
+    trace and returns it; the others return None. What each has finished is kept in files of its own, from which a later
+    run goes on with any number of processes.
+
+    Raises
+    ------
+    TraceError, TargetError
+        As `calibrate`, and if the device's memory does not suffice.
+    OtherProcessError
+        If another process failed.
+    """
     work = Path(f"{output.resolve()}.partial")
-    if settings.continuations == "dataset":
-        documents = dataset_continuations(target, prompts, max_new_tokens=settings.max_new_tokens)
-    else:
-        documents = continue_prompts(
-            target,
-            prompts,
-            work / "continuations.jsonl",
-            max_new_tokens=settings.max_new_tokens,
-            batch_size=settings.batch_size,
-        )
-    metadata = _metadata(target, heads, prompts, settings, heads_name)
-    header = {
-        "schema": "treeopt.ranks/2",
-        "target": metadata["target_hash"],
-        "heads": metadata["heads_hash"],
-        "documents": documents_hash(documents),
-        "candidates": f"{settings.candidates.num_ranks} at temperature {settings.candidates.temperature}",
-    }
-    observed = _observe_all(target, heads, documents, settings.candidates, work / "ranks.jsonl", header)
-    trace = assemble(documents, observed, heads.num_heads, settings.candidates.num_ranks, metadata)
-    trace.write(output)
-    shutil.rmtree(work, ignore_errors=True)
+    try:
+        documents = _documents(target, prompts, work / "continuations.jsonl", settings, processes)
+        metadata = _metadata(target, heads, prompts, settings, heads_name)
+        kept = _observe_all(target, heads, documents, settings.candidates, work / "ranks.jsonl", metadata, processes)
+    except torch.OutOfMemoryError as error:
+        raise TargetError(
+            f"`{target.name}` and what it computes do not fit {target.model.device}: give a smaller --batch-size than "
+            f"{settings.batch_size}; finished documents are kept"
+        ) from error
+    trace = None
+    if processes.rank == 0:
+        trace = assemble(prompts, kept, heads.num_heads, settings.candidates.num_ranks, metadata)
+        trace.write(output)
+        shutil.rmtree(work, ignore_errors=True)
+    processes.meet()
     return trace
 
 
 def assemble(
-    documents: Sequence[Continuation],
-    observed: dict[str, Kept],
+    prompts: Sequence[Prompt],
+    observed: Mapping[str, Kept],
     num_heads: int,
     num_candidates: int,
     metadata: dict[str, str],
 ) -> RankTrace:
-    """Join what was observed, in the order of the documents, into one trace."""
-    rows = [np.array(observed[d.prompt_id][0], dtype=np.int32).reshape(-1, num_heads) for d in documents]
-    probs = entropies = None
-    if num_candidates:
-        shape = (-1, num_heads, num_candidates)
-        probs = np.concatenate([_decoded(observed[d.prompt_id][1], np.float16).reshape(shape) for d in documents])
-        entropies = np.concatenate([_decoded(observed[d.prompt_id][2], np.float32) for d in documents])
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-    domains = [d.domain or "" for d in documents] if any(d.domain for d in documents) else None
-    trace = RankTrace(np.concatenate(rows), offsets, domains, metadata, probs, entropies)
+    """Join what was observed, in the order of the prompts, into one trace."""
+    ranks, probs, entropies = [], [], []
+    for prompt in prompts:
+        kept = observed[prompt.id]
+        ranks.append(np.array(kept[0], dtype=np.int32).reshape(-1, num_heads))
+        if num_candidates:
+            probs.append(_decoded(kept[1], np.float16).reshape(-1, num_heads, num_candidates))
+            entropies.append(_decoded(kept[2], np.float32))
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in ranks])])
+    domains = [prompt.domain or "" for prompt in prompts] if any(prompt.domain for prompt in prompts) else None
+    judged = (np.concatenate(probs), np.concatenate(entropies)) if num_candidates else (None, None)
+    keys = [prompt_key(prompt, with_reply=metadata["continuations"] == "dataset") for prompt in prompts]
+    trace = RankTrace(np.concatenate(ranks), offsets, domains, metadata, judged[0], judged[1], keys)
     if not (trace.ranks >= 0).any(axis=0).all():
         raise TraceError("the last head saw no token: the continuations are too short; raise --max-new-tokens")
     return trace
@@ -152,32 +171,60 @@ def spread(prompts: Sequence[Prompt], settings: CalibrationSettings, max_tokens:
 
 
 def auto_batch_size(model: PreTrainedModel, max_new_tokens: int) -> int:
-    """Return how many rows fit in a quarter of the free memory of a GPU, or in 1 GiB of a CPU's, at most 64.
+    """Return how many rows fit in a quarter of what the weights leave of a GPU, or in 1 GiB of a CPU's, at most 64.
 
-    Beyond that the products are no longer bound by reading the weights, and a larger batch gains little.
+    Beyond that the products are no longer bound by reading the weights, and a larger batch gains little. What happens
+    to be free is not asked for: the same machine gives the same batches, and so the same trace, every time.
     """
-    room = torch.cuda.mem_get_info(model.device)[0] // 4 if model.device.type == "cuda" else 1 << 30
+    room = 1 << 30
+    if model.device.type == "cuda":
+        weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        room = max(0, torch.cuda.get_device_properties(model.device).total_memory - weights) // 4
     return max(1, min(MAX_BATCH_SIZE, room // (bytes_per_token(model) * (max_new_tokens + TYPICAL_PROMPT))))
+
+
+def _documents(
+    target: LoadedTarget,
+    prompts: Sequence[Prompt],
+    store: Path,
+    settings: CalibrationSettings,
+    processes: Processes,
+) -> Documents:
+    if settings.continuations == "dataset":
+        return dataset_documents(target, prompts, max_new_tokens=settings.max_new_tokens)
+    return generated_documents(
+        target, prompts, store, processes, max_new_tokens=settings.max_new_tokens, batch_size=settings.batch_size
+    )
 
 
 def _observe_all(
     target: LoadedTarget,
     heads: MedusaHeads,
-    documents: Sequence[Continuation],
+    documents: Documents,
     candidates: Candidates,
     store: Path,
-    header: dict[str, str],
-) -> dict[str, Kept]:
+    metadata: dict[str, str],
+    processes: Processes,
+) -> Mapping[str, Kept]:
+    """Observe every document that is not in the store yet; return what all processes have observed."""
+    sizes, digest = documents.survey()
+    header = {
+        "schema": "treeopt.ranks/2",
+        "target": metadata["target_hash"],
+        "heads": metadata["heads_hash"],
+        "documents": digest,
+        "candidates": f"{candidates.num_ranks} at temperature {candidates.temperature}",
+    }
     forward = Forward(target.model)
-    with DocumentStore(store, header) as kept, torch.inference_mode():
-        waiting = [document for document in documents if document.prompt_id not in kept.done]
-        done = len(documents) - len(waiting)
-        with Progress("ranks", total=len(documents), done=done) as progress:
-            for batch in batches(waiting, OBSERVED_TOKENS):
-                for document, observation in zip(batch, observe(forward, heads, batch, candidates)):
-                    kept.append(document.prompt_id, _kept(observation))
-                progress.add(documents=len(batch), tokens=sum(len(document.tokens) for document in batch))
-        return kept.done
+
+    def work(group: Sequence[int]) -> Finished:
+        batch = [documents[i] for i in group]
+        for i, document, observation in zip(group, batch, observe(forward, heads, batch, candidates)):
+            yield i, _kept(observation), len(document.tokens)
+
+    names, groups = [prompt.id for prompt in documents.prompts], list(batches_of(sizes, OBSERVED_TOKENS))
+    with torch.inference_mode():
+        return finish(store, header, names, groups, work, processes, "ranks")
 
 
 def _kept(observation: Observation) -> Kept:

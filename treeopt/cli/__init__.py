@@ -19,9 +19,10 @@ from treeopt.cli.plot import plot
 from treeopt.cli.profile import profile
 from treeopt.cli.report import report
 from treeopt.cli.show import show
+from treeopt.cli.trace import trace
 from treeopt.cli.train import train
 from treeopt.cli.verify import verify
-from treeopt.errors import TreeoptError
+from treeopt.errors import OtherProcessError, TreeoptError
 from treeopt.version import __version__
 
 __all__ = ["main"]
@@ -36,6 +37,8 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except OtherProcessError:
+            raise SystemExit(1) from None  # one line is enough: the process that failed says why
         except TreeoptError as error:
             raise click.ClickException(str(error)) from error
         except OSError as error:
@@ -64,6 +67,6 @@ def main() -> None:
 
 
 for _command in (
-    calibrate, build, verify, show, check, export, import_, compare, profile, explain, plot, report, train, heads,
+    calibrate, build, verify, show, check, export, import_, compare, profile, explain, plot, report, train, heads, trace,
 ):  # fmt: skip
     main.add_command(_command)

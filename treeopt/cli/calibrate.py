@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from treeopt.cli.build import LAST_CALIBRATION
 from treeopt.cli.options import WholeOrAuto, load_models, prompts_path, require_torch, seed_option, target_options
+
+if TYPE_CHECKING:
+    from treeopt.trace import RankTrace
 
 __all__ = ["calibrate"]
 
@@ -37,6 +41,10 @@ __all__ = ["calibrate"]
     "--temperature", default=1.0, show_default=True, type=click.FloatRange(0, 100, min_open=True),
     help="Temperature of these probabilities.",
 )  # fmt: skip
+@click.option(
+    "--timeout", default=1800, show_default=True, type=click.IntRange(1, 10**6), metavar="SECONDS",
+    help="Under torchrun: how long to wait for a process while none finishes anything.",
+)  # fmt: skip
 @seed_option
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @click.option("-o", "--output", default="trace.safetensors", show_default=True, type=click.Path(dir_okay=False))
@@ -54,6 +62,7 @@ def calibrate(
     batch_size: int | None,
     candidates: int,
     temperature: float,
+    timeout: int,
     seed: int,
     as_json: bool,
     output: str,
@@ -61,28 +70,37 @@ def calibrate(
     """Run target and heads once and record every head's rank of every true token.
 
     First the target continues the prompts greedily; then one pass over each document counts ranks. Both phases keep
-    finished documents in OUTPUT.partial/, so that an interrupted run goes on where it was.
+    finished documents in OUTPUT.partial/, so that an interrupted run goes on where it was. torchrun shares the documents
+    among processes, a GPU each where there are several; the trace is the same, byte for byte.
 
     \b
-    Example:
+    Examples:
         treeopt calibrate --target demo -o trace.safetensors
+        torchrun --nproc-per-node 8 -m treeopt calibrate --target PATH --heads PATH
     """
     require_torch("treeopt calibrate")
     from treeopt.calibrate.observe import Candidates
-    from treeopt.calibrate.run import CalibrationSettings, auto_batch_size, spread
-    from treeopt.calibrate.run import calibrate as run
-    from treeopt.files import cache_directory, replacing
+    from treeopt.calibrate.processes import joined
+    from treeopt.calibrate.run import CalibrationSettings, auto_batch_size, calibrate_together, spread
     from treeopt.prompts import read_prompt_files
-    from treeopt.show import describe_trace, head_rows
 
     if temperature != 1.0 and not candidates:
         raise click.UsageError("--temperature is that of --candidates; give both or neither")
-    prompts = read_prompt_files(prompts_path(prompt_files), split=split)
-    loaded, heads, name = load_models(target, heads_name, device, dtype, device_map)
-    size = batch_size or auto_batch_size(loaded.model, max_new_tokens)
-    settings = CalibrationSettings(continuations, max_new_tokens, size, seed, Candidates(candidates, temperature))
-    chosen = spread(prompts, settings, max_tokens)
-    trace = run(loaded, heads, chosen, Path(output), settings, heads_name=name)
+    with joined(device, timeout) as processes:
+        prompts = read_prompt_files(prompts_path(prompt_files), split=split)
+        loaded, heads, name = load_models(target, heads_name, processes.device, dtype, device_map)
+        size = processes.least(batch_size or auto_batch_size(loaded.model, max_new_tokens))
+        settings = CalibrationSettings(continuations, max_new_tokens, size, seed, Candidates(candidates, temperature))
+        chosen = spread(prompts, settings, max_tokens)
+        trace = calibrate_together(loaded, heads, chosen, Path(output), settings, processes, heads_name=name)
+    if trace is not None:
+        _report(trace, seed, as_json, output)
+
+
+def _report(trace: RankTrace, seed: int, as_json: bool, output: str) -> None:
+    from treeopt.files import cache_directory, replacing
+    from treeopt.show import describe_trace, head_rows
+
     click.echo(json.dumps(head_rows(trace, seed=seed)) if as_json else describe_trace(trace, seed=seed))
     click.echo(f"written to {output}", err=True)
     try:

@@ -12,6 +12,7 @@ __all__ = ["ranks_of", "top_ranked"]
 
 READS_FLAGS = ("cpu",)  # devices on which reading a value does not wait for work that is under way
 SPARE = 16  # places beyond the last rank that are looked at for ties
+BLOCK_LOGITS = 1 << 20  # compared at once on a CPU: 4 MB in float32, beside which their comparison stays in the cache
 
 
 def ranks_of(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -25,14 +26,30 @@ def ranks_of(logits: Tensor, tokens: Tensor) -> Tensor:
     Returns
     -------
     Tensor of int64, shape (rows,)
-        From 0. No sort and no copy of the logits: memory stays at two booleans a logit.
+        From 0. Two comparisons a logit, no sort and no copy of the logits.
     """
     own = logits.gather(1, tokens[:, None])
-    # Not "greater": nothing compares with NaN, and a token whose own logit is NaN must come last, not first.
-    better = (~(logits <= own)).sum(dim=1)
-    before = torch.arange(logits.shape[1], device=logits.device) < tokens[:, None]
-    tied_before = (before & (logits == own)).sum(dim=1)
-    return better + tied_before
+    rows = max(1, BLOCK_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
+    counts = [_counts(logits[i : i + rows], own[i : i + rows]) for i in range(0, len(logits), rows)]
+    if not counts:
+        return tokens.new_empty(0)
+    not_before, behind = (torch.cat(parts) for parts in zip(*counts))
+    # Not "how many are greater": nothing compares with NaN, and a token whose own logit is NaN must come last, not first.
+    ranks = logits.shape[1] - not_before
+    tied = (not_before - behind != 1).nonzero()[:, 0]
+    if len(tied):
+        before = torch.arange(logits.shape[1], device=logits.device) < tokens[tied, None]
+        ranks[tied] += (before & (logits[tied] == own[tied])).sum(dim=1)
+    return ranks
+
+
+def _counts(logits: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the logits of each row that are at most, and below, its own."""
+    # On a CPU comparisons written as floats and added up take a third of the time of booleans; float32 is exact to 2^24.
+    dtype = torch.float32 if logits.device.type == "cpu" else torch.bool
+    compared = torch.empty(logits.shape, dtype=dtype, device=logits.device)
+    not_before = torch.le(logits, own, out=compared).sum(dim=1).to(torch.int64)
+    return not_before, torch.lt(logits, own, out=compared).sum(dim=1).to(torch.int64)
 
 
 def top_ranked(logits: Tensor, num_ranks: int) -> Tensor:

@@ -43,10 +43,12 @@ def test_the_first_command_installs_calibrates_builds_and_verifies_and_the_secon
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_every_command_line_is_understood(words):
-    command = main.commands[words[1]]
-    command.make_context(words[1], words[2:], resilient_parsing=False)
+    command, name, *rest = main.commands[words[1]], *words[1:]
+    while isinstance(command, click.Group):
+        command, name, *rest = command.commands[rest[0]], *rest
+    command.make_context(name, rest, resilient_parsing=False)
     with pytest.raises(click.UsageError):
-        command.make_context(words[1], [*words[2:], "--no-such-option"])
+        command.make_context(name, [*rest, "--no-such-option"])
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch, capsys):

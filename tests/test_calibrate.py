@@ -371,6 +371,7 @@ def test_guesses_are_judged_by_the_targets_distribution_behind_the_documents_own
 
 def test_a_trace_with_candidates_resumes_and_holds_them(tiny_loaded, tiny_heads, prompts, tmp_path, monkeypatch):
     settings = JUDGED
+    monkeypatch.setattr("treeopt.calibrate.run.OBSERVED_TOKENS", 1)  # a document a batch, so that some are left
     whole = calibrate(tiny_loaded, tiny_heads, prompts, tmp_path / "a.safetensors", settings)
     assert whole.topk_probs.shape == (36, 4, 5)
     assert whole.metadata["temperature"] == "0.7"
@@ -385,7 +386,6 @@ def test_a_trace_with_candidates_resumes_and_holds_them(tiny_loaded, tiny_heads,
             raise Stopped
         append(self, document, value)
 
-    monkeypatch.setattr("treeopt.calibrate.run.OBSERVED_TOKENS", 1)
     with monkeypatch.context() as patch:
         patch.setattr(DocumentStore, "append", stopping)
         with pytest.raises(Stopped):

@@ -41,13 +41,13 @@ BACKENDS = ("sdpa", "eager", "native")
 TAKEN = {
     ("Gemma2", "sdpa"): "eager", ("GPT-OSS", "sdpa"): "eager", ("Falcon", "sdpa"): "native", ("Falcon", "eager"): "native",
 }  # fmt: skip
-MASKED_ONCE = {
+MASKED_ONCE = [
     "Mistral",
     "Gemma2",
     "Gemma3",
     "Phi3",
     "GPT-OSS",
-}  # their own attention needs a mask for each kind of layer
+]  # their own attention needs a mask for each kind of layer
 TREE = dense_tree([3, 2, 2])
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
 

@@ -229,9 +229,10 @@ class _Reading:
         for chunk in torch.split(observed, _chunk_rows(self.heads.vocabulary, states.device, self.candidates)):
             at, true = rows[chunk].to(states.device), self.tokens[rows[chunk] + 1 + head].to(states.device)
             logits = self.heads.project(self.heads.blocks[head](states[chunk.to(states.device)]), head)
-            self.ranks[at, head] = self.heads.columns.ranks(logits, true)
+            self.ranks[at, head] = self.heads.columns.ranks(logits, true).to(at.device)
             if self.candidates.num_ranks:
-                self.guesses[at, head] = self.heads.columns.guesses(logits, self.candidates.num_ranks)
+                guesses = self.heads.columns.guesses(logits, self.candidates.num_ranks)
+                self.guesses[at, head] = guesses.to(at.device)
 
     def _judge(self, rows: Tensor, states: Tensor) -> None:
         """Note what probability the target gives to the guesses for the tokens `rows`, and its entropies."""

@@ -8,6 +8,9 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker a core: threads of theirs would wait for one another
+
 # Wall times of a busy machine are no property of the code. CI runs the same examples every time; by hand they vary.
 settings.register_profile(
     "treeopt", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]

@@ -38,7 +38,7 @@ def test_the_first_command_installs_calibrates_builds_and_verifies_and_the_secon
     assert re.search(r"pip install .*\.\[torch\]", first)
     assert [words[1] for words in commands()[:3]] == ["calibrate", "build", "verify"]
     assert re.search(r"pip install .*\.\[dev\]", second)
-    assert second.rstrip().endswith("pytest")
+    assert second.rstrip().endswith("pytest -n auto")
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)

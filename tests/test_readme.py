@@ -126,6 +126,26 @@ def test_the_printed_steps_are_those_of_the_committed_run():
     assert f"took {result['all']['time_ratio']:.2f} of the tree's time" in README
 
 
+def test_the_printed_times_are_those_of_the_committed_runs_and_what_was_aimed_at():
+    result = json.loads((ROOT / "tests/benchmarks/results/decoding.json").read_text())
+    for row in result["trees"]:
+        low, high = row["time_ratio_interval"]
+        predicted = "" if row["predicted_ratio"] is None else f"{row['predicted_ratio']:.2f}"
+        cells = f"{row['tokens_per_step']:.3f} | {row['time_ratio']:.2f} ({low:.2f} … {high:.2f}) | {predicted}"
+        assert f"| {row['num_nodes']} | {cells} |" in README
+    assert result["chosen_over_best_measured"] >= 0.95
+    ranking = result["ranking"]
+    assert ranking["ordered_as_predicted"] == ranking["pairs_apart"] > 5
+    assert f"at {result['chosen_over_best_measured']:.3f} of the best measured speed" in README
+    text = " ".join(README.split())
+    step = json.loads((ROOT / "tests/benchmarks/results/step.json").read_text())
+    single, half = (step[dtype]["step"]["share_beyond_own_forward"]["median"] for dtype in ("float32", "bfloat16"))
+    assert max(single, half) <= 0.08
+    assert f"is {single:.1%} of it in float32 and {half:.1%} in bfloat16" in text
+    ratios = [step[dtype]["plain"]["ours_over_generate"]["median"] for dtype in ("float32", "bfloat16")]
+    assert f"takes {ratios[0]:.2f} and {ratios[1]:.2f} of the time of `generate`" in text
+
+
 def test_the_printed_accuracies_are_those_of_the_bundled_trace():
     for row in head_rows(treeopt.RankTrace.read(calibration_path(DEMO_TRACE))):
         cells = ["{:.3f} ({:.3f} … {:.3f})".format(*row[f"top_{top}"]) for top in (1, 3, 10)]

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from treeopt import RankTrace, best_tree, dense_tree, read_tree, write_tree
 from treeopt.bundled import calibration_path
-from treeopt.cli import main
 from treeopt.engines import broken, engine_named, engines, fit
 from treeopt.optimize import Limits, best_tree_under
 from treeopt.optimize.priced import states_probabilities
@@ -33,18 +31,6 @@ def folder(run, table, tmp_path):
     RankTrace(ranks, [0, 20, 40]).write(tmp_path / "trace.safetensors")
     assert run("build", table, "--nodes", 5, "-o", "tree.json").exit_code == 0
     return tmp_path
-
-
-def examples(command):
-    return re.findall(rf"^ *(treeopt {command} .+)$", main.commands[command].help, re.M)
-
-
-@pytest.mark.parametrize(
-    "line", [line for command in ("check", "export", "import") for line in examples(command)] + examples("build")[-1:]
-)
-def test_the_examples_of_the_help_run(run, folder, line):
-    result = run(*shlex.split(line)[1:])
-    assert result.exit_code == 0, result.output
 
 
 def test_the_list_names_versions_limits_and_whether_the_root_counts(run):

@@ -12,7 +12,6 @@ import pytest
 
 from treeopt import AcceptanceTable, RankTrace, best_tree, dense_tree
 from treeopt.bundled import DEMO_TRACE, calibration_path
-from treeopt.cli import main
 from treeopt.cli.plot import _about
 from treeopt.curves import describe_source, node_curve, rank_curves
 from treeopt.latency import LatencyCurve, LatencyTable
@@ -309,16 +308,3 @@ def test_a_picture_that_fails_leaves_the_old_one_whole(run, table, monkeypatch):
     assert run("plot", "tree.json", "-o", "a.svg").exit_code == 1
     assert Path("a.svg").read_text() == "old"
     assert sorted(path.name for path in Path().iterdir()) == ["a.svg", "table.json", "tree.json"]
-
-
-def test_the_examples_of_the_help_run(run, tmp_path):
-    run("build", DEMO, "--nodes", 16)
-    (tmp_path / "trace.safetensors").write_bytes(Path(DEMO).read_bytes())
-    curves = (LatencyCurve.of([1, 64], [0.01, 0.02], context=1000), LatencyCurve.of([1, 64], [0.01, 0.015], context=8))
-    LatencyTable(curves, {"device": "a machine"}).write("latency.json")
-    examples = re.findall(r"^ +treeopt (plot .*)$", main.commands["plot"].help, re.M)
-    assert len(examples) == 3
-    for example in examples:
-        result = run(*example.split())
-        assert result.exit_code == 0, result.output
-        assert Path(example.split()[-1]).stat().st_size > 1000

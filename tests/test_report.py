@@ -277,18 +277,6 @@ def test_what_cannot_be_reported_is_one_line_and_leaves_the_old_page(run, table,
     assert not list(tmp_path.glob(".*.part"))
 
 
-def test_the_example_of_the_help_runs(run, tmp_path):
-    (tmp_path / "trace.safetensors").write_bytes(Path(DEMO).read_bytes())
-    (tmp_path / "latency.json").write_text(
-        '{"schema": "treeopt.latency/1", "curves": [{"nodes": [1, 8], "seconds": [0.01, 0.02]}]}'
-    )
-    run("build", DEMO, "--nodes", 16)
-    (example,) = re.findall(r"^ +treeopt (report .*)$", main.commands["report"].help, re.M)
-    result = run(*example.split())
-    assert result.exit_code == 0, result.output
-    assert "written to report.html" in result.stderr
-
-
 def test_text_is_escaped_unless_it_is_markup():
     assert element("p", "<&>", Markup("<b>"), title='"&') == '<p title="&quot;&amp;">&lt;&amp;&gt;<b></p>'
     assert element("line", x1=1.0, stroke_width=0.456, x2=None) == '<line x1="1" stroke-width="0.46"/>'

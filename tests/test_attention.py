@@ -53,7 +53,7 @@ def test_a_node_sees_its_prefix_and_its_ancestors_within_the_window(tree, starts
 @settings(max_examples=20, deadline=None)
 def test_the_mask_function_of_flex_attention_says_the_same(tree, starts):
     at = tree_pass(tree, starts, spare=2)
-    mask = create_mask(flex.mask_function(at), len(starts), 1, tree.num_nodes, at.span, device="cpu")
+    mask = create_mask(flex.mask_function(at, CPU), len(starts), 1, tree.num_nodes, at.span, device="cpu")
     assert mask[:, 0].tolist() == seen_by_hand(tree, starts, at.span)
 
 

@@ -64,7 +64,8 @@ def test_the_bundled_heads_clearly_beat_untrained_ones(demo_target, heads, tmp_p
     trained = calibrate(demo_target, heads, prompts, tmp_path / "trained.safetensors", settings).table()
     untrained_heads = MedusaHeads.for_target(demo_target.model, heads.num_heads)
     untrained = calibrate(demo_target, untrained_heads, prompts, tmp_path / "untrained.safetensors", settings).table()
-    assert (trained.rates[:, 0] > 1.5 * untrained.rates[:, 0]).all()
+    # The ten best guesses of each: the first alone are too few to be told apart in eight documents.
+    assert (trained.rates[:, :10].sum(axis=1) > 1.5 * untrained.rates[:, :10].sum(axis=1)).all()
 
 
 def test_the_bundled_trace_is_of_the_bundled_heads_and_target(demo_target, heads):

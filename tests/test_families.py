@@ -1,6 +1,8 @@
 """Tree passes through every family of targets, on tiny random models."""
 
+import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,11 +10,16 @@ import transformers
 
 from treeopt import dense_tree
 from treeopt.attention import Pass
+from treeopt.attention.backends import BACKENDS as BACKENDS_BY_NAME
+from treeopt.attention.serving import serving
 from treeopt.errors import TargetError
 from treeopt.heads import MedusaHeads
+from treeopt.targets import greedy
 from treeopt.targets.cache import RowCache
 from treeopt.targets.forward import Forward
+from treeopt.targets.limits import check_frequencies
 from treeopt.verify import TreeVerifier, selfcheck
+from treeopt.verify import verifier as verifier_module
 from treeopt.verify.acceptance import TreeIndex
 
 SIZES = {
@@ -122,10 +129,102 @@ def test_every_family_decodes_to_its_own_greedy_output_beyond_its_window(targets
 
 def test_a_window_that_no_layer_names_is_refused(targets, monkeypatch):
     target = targets("Llama")
-    monkeypatch.setattr(target.config, "sliding_window", 12, raising=False)
+    monkeypatch.setattr(target.config, "sliding_window", 20, raising=False)
     verifier = TreeVerifier(target, MedusaHeads.for_target(target, 3), TREE)
-    with pytest.raises(TargetError, match=r"sliding window of 12, and it does not tell its attention"):
+    with pytest.raises(TargetError, match=r"sliding window of 20, and it does not tell its attention"):
         verifier.decode(PROMPTS, 14)
+
+
+def test_windows_of_other_names_are_known():
+    config = transformers.GPTNeoConfig(
+        vocab_size=29, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
+        window_size=20, max_position_embeddings=128, pad_token_id=0, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    verifier = TreeVerifier(transformers.GPTNeoForCausalLM(config).eval(), Heads(), TREE)
+    with pytest.raises(TargetError, match=r"more than `gpt_neo`'s sliding window of 20"):
+        verifier.decode(PROMPTS, 14)
+
+
+class Heads:
+    num_heads, vocabulary = 3, 29
+
+    def draft(self, hidden, ranks):
+        return [torch.arange(count).repeat(len(hidden), 1) for count in ranks]
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 20}},
+        {"rope_parameters": {"full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 20}}},
+        {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 20},
+    ],
+    ids=str,
+)
+def test_a_text_that_may_cross_the_length_of_other_frequencies_is_refused(stated):
+    config = SimpleNamespace(model_type="phi3", **stated)
+    target = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
+    for shortest, longest in ((5, 20), (21, 90)):
+        check_frequencies(target, shortest, longest)
+    for shortest, longest in ((5, 21), (20, 21)):
+        with pytest.raises(
+            TargetError, match=rf"`phi3` has other .* beyond 20 tokens, and prompts of {shortest} tokens"
+        ):
+            check_frequencies(target, shortest, longest)
+    config.rope_parameters = config.rope_scaling = {"rope_type": "linear"}
+    check_frequencies(target, 5, 90)
+
+
+def test_frequencies_are_looked_at_before_anything_is_decoded(targets, monkeypatch):
+    target, seen = targets("Llama"), []
+    for module in (verifier_module, greedy):
+        monkeypatch.setattr(module, "check_frequencies", lambda *arguments: seen.append(arguments[1:]))
+    TreeVerifier(target, MedusaHeads.for_target(target, 3), TREE).decode(PROMPTS, 4)
+    list(greedy.greedy_continuations(target, PROMPTS, max_new_tokens=4, eos_ids=(), batch_size=2))
+    assert seen == [(5, 8 + 4 + TREE.num_nodes), (5, 8 + 4)]
+
+
+def test_soft_caps_that_round_neighbours_to_one_number_leave_the_lowest_token():
+    config = transformers.Gemma2Config(**SIZES, pad_token_id=0, eos_token_id=None, bos_token_id=None)
+    torch.manual_seed(0)
+    target = transformers.Gemma2ForCausalLM(config).to(torch.bfloat16).eval()
+    with torch.no_grad():
+        target.get_output_embeddings().weight.normal_(0, 3)
+    verifier = TreeVerifier(target, MedusaHeads.for_target(target, 3), dense_tree([]))
+    decoded = verifier.decode(PROMPTS, 14)
+    assert [row.tokens for row in decoded] == [plain(target, prompt, 14) for prompt in PROMPTS]
+
+
+def test_an_architecture_that_cannot_run_a_tree_is_named():
+    config = transformers.XGLMConfig(
+        vocab_size=29, d_model=32, ffn_dim=48, num_layers=2, attention_heads=4, max_position_embeddings=128,
+        pad_token_id=0, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    target = transformers.XGLMForCausalLM(config).eval()
+    with pytest.raises(TargetError, match=r"`xglm` (cannot be run with a tree over a cache|with \w+ attention gives)"):
+        TreeVerifier(target, MedusaHeads.for_target(target, 3), TREE)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_target_in_float64_is_taken(targets, implementation):
+    target = copy.deepcopy(targets("Llama")).double()
+    target.config._attn_implementation = implementation
+    for attention in ("sdpa", "eager", "native"):
+        verifier = TreeVerifier(target, MedusaHeads.for_target(target, 3), TREE, attention=attention)
+        assert [row.tokens for row in verifier.decode(PROMPTS, 6)] == [plain(target, prompt, 6) for prompt in PROMPTS]
+
+
+def test_a_second_thread_on_one_target_is_an_error_and_leaves_it_whole(targets):
+    target = targets("Llama")
+    before = target.config._attn_implementation
+    at = Pass.text(1, 3, torch.device("cpu"))
+    with (
+        serving(target.config, BACKENDS_BY_NAME["sdpa"], at),
+        pytest.raises(TargetError, match=r"decoding in another thread; give each thread a model"),
+    ):
+        Forward(target).hidden(torch.tensor([[1, 2, 3]]), at, None)
+    assert target.config._attn_implementation == before
+    assert Forward(target).hidden(torch.tensor([[1, 2, 3]]), at, None).shape == (1, 3, 32)
 
 
 def test_attention_in_chunks_is_refused_by_name(targets, monkeypatch):
@@ -196,7 +295,7 @@ class SeeingSiblings(Pass):
     """Lets every node see all before it."""
 
     def seen(self, window=None):
-        text = replace(self, visible=torch.ones_like(self.visible).tril())
+        text = replace(self, visible=torch.ones_like(self.among).tril())
         return Pass.seen(text, window)
 
 

@@ -1,12 +1,20 @@
 import functools
+import itertools
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 import treeopt
 from treeopt import DraftTree, best_tree, dense_tree
 from treeopt.errors import TargetError
+from treeopt.verify import TreeVerifier
 from treeopt.verify.sampling import Sample
 from treeopt.verify.typical import Typical
 
@@ -176,3 +184,77 @@ def test_a_tree_with_the_root_alone_decodes_plainly(tiny_target, tiny_heads):
     root = DraftTree.from_paths([])
     output = treeopt.decode(tiny_target, PROMPT, tree=root, heads=tiny_heads, max_new_tokens=22)
     assert torch.equal(output, plain(tiny_target))
+
+
+# What generate takes and a tree does not
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"inputs_embeds": torch.zeros(1, 5, 32)}, r"`inputs_embeds` is given"),
+        (
+            {"output_scores": True, "return_dict_in_generate": True},
+            r"`output_scores` is True, which tree decoding does not",
+        ),
+    ],
+)
+def test_what_would_be_ignored_is_refused_by_name(tiny_target, tiny_heads, keywords, message):
+    with pytest.raises(TargetError, match=message):
+        generated(tiny_target, tiny_heads, **keywords)
+
+
+PADDED = torch.tensor([[0, 0, 0, 3, 1], [9, 2, 6, 5, 5]])
+MASK = torch.tensor([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"min_new_tokens": 5, "eos_token_id": 6},
+        {"forced_eos_token_id": 4, "eos_token_id": 4},
+        {"no_repeat_ngram_size": 2},
+        {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(12)])},
+    ],
+    ids=lambda keywords: next(iter(keywords)),
+)
+def test_processors_and_criteria_see_a_padded_row_as_in_generate(tiny_target, tiny_heads, keywords):
+    keywords = {"attention_mask": MASK, "pad_token_id": 0, **keywords}
+    expected = plain(tiny_target, PADDED, **keywords)
+    assert torch.equal(generated(tiny_target, tiny_heads, PADDED, **keywords), expected)
+
+
+def test_processors_that_look_at_a_whole_batch_are_refused_for_one(tiny_target, tiny_heads):
+    allowed = {"prefix_allowed_tokens_fn": lambda row, ids: [row, 5]}
+    with pytest.raises(
+        TargetError, match=r"PrefixConstrained\w+` looks at all 2 prompts of the batch at once; decode them"
+    ):
+        generated(tiny_target, tiny_heads, PADDED, attention_mask=MASK, pad_token_id=0, **allowed)
+    assert torch.equal(generated(tiny_target, tiny_heads, **allowed), plain(tiny_target, **allowed))
+
+
+def test_a_penalty_of_a_padded_batch_acts_as_in_generate_or_is_refused(tiny_target, tiny_heads):
+    keywords = {"attention_mask": MASK, "pad_token_id": 0, "repetition_penalty": 3.0}
+    try:
+        found = generated(tiny_target, tiny_heads, PADDED, **keywords)
+    except TargetError as error:  # within transformers 5 it came to know the rows of a batch
+        assert str(error).startswith("`RepetitionPenaltyLogitsProcessor` looks at all 2 prompts")
+    else:
+        assert torch.equal(found, plain(tiny_target, PADDED, **keywords))
+
+
+def test_the_output_can_be_written_to_and_learnt_from(tiny_target, tiny_heads):
+    verifier = TreeVerifier(tiny_target, tiny_heads, TREE)
+    for output in (generated(tiny_target, tiny_heads), verifier.generate(PROMPT, 5)):
+        output[output == 5] = 0
+        tiny_target(output, labels=output).loss.backward()
+    tiny_target.zero_grad()
+
+
+def test_an_end_of_sequence_that_generate_does_not_know_ends_nothing(tiny_target, tiny_heads, monkeypatch):
+    monkeypatch.setattr(tiny_target.config, "eos_token_id", int(plain(tiny_target)[0, 8]))
+    assert torch.equal(generated(tiny_target, tiny_heads), plain(tiny_target))
+    ids = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+    for eos in itertools.permutations([6, 2, 9], 2):
+        keywords = {"eos_token_id": list(eos)}
+        assert torch.equal(generated(tiny_target, tiny_heads, ids, **keywords), plain(tiny_target, ids, **keywords))

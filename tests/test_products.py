@@ -26,7 +26,9 @@ def test_modules_that_are_more_than_a_weight_are_called_as_they_are():
 
     states = torch.randn(4, 8)
     with torch.no_grad():
-        for linear in (Scaled(8, 6, bias=False), nn.Linear(8, 6)):
+        hooked = nn.Linear(8, 6, bias=False)
+        hooked.register_forward_hook(lambda module, inputs, output: output + 1)
+        for linear in (Scaled(8, 6, bias=False), nn.Linear(8, 6), hooked):
             assert torch.equal(project(linear, states), linear(states))
 
 

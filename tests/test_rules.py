@@ -24,7 +24,9 @@ CPU = torch.device("cpu")
 
 def scores_of(tree, tokens, probabilities, processors=None, texts=()):
     logits = torch.tensor(probabilities, dtype=torch.float64).log()
-    return NodeScores(logits, torch.tensor(tokens), TreeIndex.of(tree, CPU), lambda x: x, processors, texts)
+    return NodeScores(
+        logits, torch.tensor(tokens), TreeIndex.of(tree, CPU), lambda x: x, lambda x: x, processors, texts
+    )
 
 
 # Sampling, by enumeration of every draw

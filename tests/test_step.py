@@ -1,5 +1,9 @@
 """A step on the device: fixed shapes, no word with the host inside, no memory of nodes × vocabulary beside the logits."""
 
+import contextlib
+import copy
+import itertools
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,7 +83,7 @@ def test_fixed_steps_give_what_decoding_gives(tiny_target, sharp_heads, tree):
     verifier = TreeVerifier(tiny_target, sharp_heads, tree)
     expected = [row.tokens for row in verifier.decode(PROMPTS, 30)]
     cache, state = begun(verifier, PROMPTS, 128)
-    fixed = FixedStep(verifier.step, cache, state.hidden, capture=False)
+    fixed = FixedStep(verifier.step, cache, state, capture=False)
     fixed.begin(state)
     tokens = [[int(root)] for root in state.roots]
     while any(len(row) < 30 for row in tokens):
@@ -95,12 +99,12 @@ def test_fixed_steps_give_what_decoding_gives(tiny_target, sharp_heads, tree):
 def test_a_row_that_has_ended_stands_still(tiny_target, sharp_heads):
     verifier = TreeVerifier(tiny_target, sharp_heads, dense_tree([3, 2]))
     cache, state = begun(verifier, PROMPTS, 64)
-    fixed = FixedStep(verifier.step, cache, state.hidden, capture=False)
+    fixed = FixedStep(verifier.step, cache, state, capture=False)
     fixed.begin(state)
     fixed.end(1)
     for _ in range(3):
         fixed()
-    assert fixed.state.lengths[1] == len(PROMPTS[1])
+    assert fixed.state.lengths[1] == 0
     assert (fixed.state.lengths[[0, 2]] >= torch.tensor([3 + 3, 1 + 3])).all()
     fixed.begin(state)
     fixed()
@@ -113,9 +117,10 @@ def test_a_captured_decode_reuses_its_memory(tiny_target, sharp_heads, monkeypat
     made = []
 
     class Uncaptured(FixedStep):
-        def __init__(self, step, cache, hidden, *, capture):
+        def __init__(self, step, cache, state, *, capture):
             made.append(cache.capacity)
-            super().__init__(step, cache, hidden, capture=False)
+            super().__init__(step, cache, state, capture=False)
+            self.warm_up()
 
     monkeypatch.setattr("treeopt.verify.verifier.FixedStep", Uncaptured)
     verifier = TreeVerifier(tiny_target, sharp_heads, dense_tree([4, 3]))
@@ -126,6 +131,38 @@ def test_a_captured_decode_reuses_its_memory(tiny_target, sharp_heads, monkeypat
     found = [[row.tokens for row in verifier.decode(prompts, 25)] for prompts in (PROMPTS, PROMPTS[::-1], PROMPTS[:1])]
     assert found == expected
     assert made == [1024, 1024]  # one for batches of three, one for a batch of one
+
+
+@torch.inference_mode()
+def test_rows_that_have_ended_never_reach_beyond_the_cache(tiny_target, sharp_heads, monkeypatch):
+    monkeypatch.setattr("treeopt.verify.verifier.CAPACITY_UNIT", 1)
+    monkeypatch.setattr(FixedStep, "_capture", lambda self: None)
+    monkeypatch.setattr(FixedStep, "_device", lambda self: contextlib.nullcontext())
+    for first, second in itertools.product(range(1, 9), [[9, 2, 6], [5, 8, 9, 7, 9, 3]]):
+        prompts = [[first] * 4, second]
+        verifier = TreeVerifier(tiny_target, sharp_heads, dense_tree([4, 3, 2]))
+        expected = [row.tokens for row in verifier.decode(prompts, 14)]
+        verifier.captures = True
+        assert [row.tokens for row in verifier.decode(prompts, 14)] == expected
+
+
+@torch.inference_mode()
+def test_a_step_is_captured_anew_when_the_target_has_changed(tiny_target, sharp_heads, monkeypatch):
+    monkeypatch.setattr(FixedStep, "_capture", lambda self: None)
+    monkeypatch.setattr(FixedStep, "_device", lambda self: contextlib.nullcontext())
+    target, heads = copy.deepcopy(tiny_target), copy.deepcopy(sharp_heads)
+    heads._shared = (target.lm_head,)
+    verifier = TreeVerifier(target, heads, dense_tree([4, 3]))
+    verifier.captures = True
+    verifier.decode(PROMPTS, 10)
+    first = verifier._fixed
+    verifier.decode(PROMPTS[::-1], 10)
+    assert verifier._fixed is first
+    target.double()
+    heads.double()
+    decoded = [row.tokens for row in verifier.decode(PROMPTS, 10)]
+    assert verifier._fixed is not first
+    assert decoded == [row.tokens for row in TreeVerifier(target, heads, dense_tree([4, 3])).decode(PROMPTS, 10)]
 
 
 @torch.inference_mode()
@@ -152,6 +189,7 @@ def scores_of(nodes, vocabulary, rows=2):
         torch.randn(rows, nodes, vocabulary),
         torch.randint(vocabulary, (rows, nodes)),
         TreeIndex.of(tree, CPU),
+        lambda logits: logits,
         lambda logits: logits,
     )
 

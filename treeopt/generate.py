@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    GenerationConfig,
+    LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treeopt.document import read_tree
@@ -24,10 +33,15 @@ from treeopt.verify.verifier import TreeVerifier, padded, unpadded
 __all__ = ["decode"]
 
 DEFAULT_NEW_TOKENS = 64
-MOST_FRAMES = 4  # between `decode` and the `generate` that called it: wrappers that switch gradients off
+OF_A_BATCH = (
+    PrefixConstrainedLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    EncoderNoRepeatNGramLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+MOST_FRAMES = 8  # between `decode` and the `generate` that called it: wrappers that switch gradients off
 
 
-@torch.inference_mode()
 def decode(
     model: PreTrainedModel,
     input_ids: Tensor,
@@ -80,7 +94,8 @@ def decode(
     Raises
     ------
     TargetError
-        If several beams are asked for, or a batch is to be streamed.
+        If something is asked for that tree decoding does not do: beams, a streamed batch, scores, embeddings as prompt,
+        processors that look at a whole batch.
     """
     # Arguments of these names must not stand in the signature: `generate` would take them for ours and not read them.
     attention_mask, asked = keywords.get("attention_mask"), keywords.get("max_new_tokens")
@@ -89,7 +104,8 @@ def decode(
         streamer = _streamer_of_generate()
     else:
         streamer.put(input_ids.cpu())
-    _check(config, streamer, len(input_ids))
+    _check(config, streamer, len(input_ids), keywords)
+    _check_processors(logits_processor or (), len(input_ids))
     verifier = TreeVerifier(
         model,
         heads if isinstance(heads, MedusaHeads) else MedusaHeads.load(heads, model),
@@ -97,20 +113,23 @@ def decode(
         acceptance=acceptance or (Sample() if config.do_sample else Greedy()),
         attention=attention,
     )
-    if config.eos_token_id is not None:
-        verifier.eos_ids = frozenset(_listed(config.eos_token_id))
+    if generation_config is not None:
+        verifier.eos_ids = frozenset([] if config.eos_token_id is None else _listed(config.eos_token_id))
     prompts = unpadded(input_ids, attention_mask)
     decoded = verifier.decode(
         prompts,
         _room(generation_config, input_ids, asked),
         processors=logits_processor or None,
-        stop=_stop(prompts, stopping_criteria, input_ids.device) if stopping_criteria else None,
+        shown=input_ids.tolist(),
+        stop=_stop(input_ids, stopping_criteria) if stopping_criteria else None,
         heard=None if streamer is None else lambda _row, tokens: streamer.put(torch.tensor(tokens)),
     )
     if streamer is not None:
         streamer.end()
     pad = config.pad_token_id
-    pad = verifier.pad_id() if pad is None else int(_listed(pad)[0])
+    if pad is None:
+        pad = verifier.pad_id() if config.eos_token_id is None else _listed(config.eos_token_id)
+    pad = _listed(pad)[0]
     sequences = padded(input_ids, [row.tokens for row in decoded], pad)
     return GenerateDecoderOnlyOutput(sequences=sequences) if config.return_dict_in_generate else sequences
 
@@ -130,7 +149,19 @@ def _streamer_of_generate() -> Any:
     return None
 
 
-def _check(config: GenerationConfig, streamer: Any, num_rows: int) -> None:
+def _check(config: GenerationConfig, streamer: Any, num_rows: int, keywords: Mapping[str, Any]) -> None:
+    for name in (
+        "penalty_alpha",
+        "dola_layers",
+        "output_scores",
+        "output_logits",
+        "output_attentions",
+        "output_hidden_states",
+    ):
+        if getattr(config, name, None):
+            raise TargetError(f"`{name}` is {getattr(config, name)!r}, which tree decoding does not do; leave it out")
+    if keywords.get("inputs_embeds") is not None:
+        raise TargetError("`inputs_embeds` is given, but tree decoding reads tokens; give input ids alone")
     if (config.num_beams or 1) > 1:
         raise TargetError(f"`num_beams` is {config.num_beams}; tree decoding follows one sequence a prompt, give 1")
     if streamer is not None and num_rows > 1:
@@ -152,13 +183,22 @@ def _room(config: GenerationConfig | None, input_ids: Tensor, asked: int | None)
     return DEFAULT_NEW_TOKENS if asked is None else asked
 
 
-def _stop(
-    prompts: Sequence[Sequence[int]], criteria: StoppingCriteriaList, device: torch.device
-) -> Callable[[int, list[int]], bool]:
-    """Return the question whether a row's text ends, as the criteria of transformers answer it."""
+def _check_processors(processors: Iterable[Any], num_rows: int) -> None:
+    """Refuse processors that know the rows of a batch by their place: here a row is looked at by itself."""
+    for processor in processors if num_rows > 1 else ():
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(processor, OF_A_BATCH) or isinstance(ignored, torch.Tensor):
+            raise TargetError(
+                f"`{type(processor).__name__}` looks at all {num_rows} prompts of the batch at once; decode them one by one"
+            )
+
+
+def _stop(input_ids: Tensor, criteria: StoppingCriteriaList) -> Callable[[int, list[int]], bool]:
+    """Return the question whether a row's text ends, as the criteria of transformers answer it; they see the padded row."""
+    rows = input_ids.tolist()
 
     def ends(row: int, new: list[int]) -> bool:
-        text = torch.tensor([[*prompts[row], *new]], device=device)
+        text = torch.tensor([[*rows[row], *new]], device=input_ids.device)
         return bool(torch.as_tensor(criteria(text, None)).all())
 
     return ends

@@ -25,8 +25,10 @@ def project(linear: nn.Module, states: Tensor) -> Tensor:
     rows = states.numel() // states.shape[-1]
     if (
         rows in FEW
-        and isinstance(linear, nn.Linear)
-        and getattr(linear.forward, "__func__", None) is nn.Linear.forward  # neither overridden nor hooked
+        and type(linear) is nn.Linear
+        and getattr(linear.forward, "__func__", None) is nn.Linear.forward  # not replaced, as accelerate does
+        and not linear._forward_hooks
+        and not linear._forward_pre_hooks
         and getattr(linear, "bias", None) is None
         and states.device.type == "cpu"
         and states.dtype == linear.weight.dtype == torch.float32
@@ -45,7 +47,7 @@ def argmax(logits: Tensor) -> Tensor:
     """
     if logits.device.type != "cpu" or logits.shape[-1] % BLOCK or logits.shape[-1] == BLOCK:
         return logits.argmax(-1)
-    blocks = logits.view(*logits.shape[:-1], -1, BLOCK)
+    blocks = logits.reshape(*logits.shape[:-1], logits.shape[-1] // BLOCK, BLOCK)
     best = blocks.amax(-1).argmax(-1, keepdim=True)  # [..., 1]
     within = blocks.take_along_dim(best[..., None], dim=-2).argmax(-1)
     found: Tensor = best * BLOCK + within

@@ -165,7 +165,7 @@ class _Timer:
         if not verifier.captures:
             span = self.context + verifier.tree.num_nodes
             return lambda: verifier.step(self.cache, self.state, span, self.context).table.tolist()
-        fixed = FixedStep(verifier.step, self.cache, self.state.hidden, capture=True)
+        fixed = FixedStep(verifier.step, self.cache, self.state, capture=True)
 
         def captured() -> object:
             fixed.begin(self.state)

@@ -215,7 +215,7 @@ def step_times(plan, shape, target):
                 "step": lambda: verifier.step(cache, state, span, prefix).table.tolist(),
             }
             if plan.device.type == "cuda":
-                fixed = FixedStep(verifier.step, cache, state.hidden, capture=True)
+                fixed = FixedStep(verifier.step, cache, state, capture=True)
 
                 def captured(fixed=fixed, state=state):
                     fixed.begin(state)

@@ -75,7 +75,7 @@ def split(target, heads, repeats, nodes=64):
         return through.logits(through.hidden(tokens, at, cache.at(at)))
 
     logits = of(forward)
-    scores = NodeScores(logits, tokens, index, forward.scaled)
+    scores = NodeScores(logits, tokens, index, forward.scaled, forward.exact)
     kept = state.lengths[:, None] + index.paths[outcome.accepted.nodes][:, 1:]
     calls = {
         "step": lambda: verifier.step(cache, state, span, CONTEXT).table.tolist(),

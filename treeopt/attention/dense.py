@@ -29,12 +29,12 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, at: Pass, *, scaling: float, window: int | None, **_: Any
 ) -> Tensor:
     """Attend through torch's fused kernels; see `backends.Attend`."""
-    if at.causal and at.start == 0 and at.num_tokens == at.span and (window is None or window >= at.span):
+    if at.is_whole_text and (window is None or window >= at.span):
         groups = query.shape[1] // key.shape[1]
         output = scaled_dot_product_attention(
             query, key, value, is_causal=at.span > 1, scale=scaling, enable_gqa=groups > 1
         )
-        return output.transpose(1, 2)
+        return output.transpose(1, 2).contiguous()
     packed = _pack(query, key)
     output = scaled_dot_product_attention(packed, key, value, attn_mask=_mask(packed, key, at, window), scale=scaling)
     return _unpack(output, query)
@@ -71,10 +71,11 @@ def attend_eagerly(
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     mask = _mask(packed, key, at, window)
-    scores = (scores if mask is None else scores + mask).float()
+    scores = scores if mask is None else scores + mask
+    scores = scores if scores.dtype == torch.float64 else scores.float()
     if sinks is not None:
         per_row = sinks.view(1, key.shape[1], -1, 1).expand(-1, -1, -1, query.shape[2]).flatten(2)
-        scores = torch.cat([scores, per_row[..., None].expand(len(scores), -1, -1, -1).float()], dim=-1)
+        scores = torch.cat([scores, per_row[..., None].expand(len(scores), -1, -1, -1).to(scores.dtype)], dim=-1)
     weights = scores.softmax(dim=-1)[..., : key.shape[2]].to(query.dtype)
     return _unpack(weights @ value, query)
 
@@ -86,7 +87,7 @@ def _pack(query: Tensor, key: Tensor) -> Tensor:
 
 def _unpack(output: Tensor, query: Tensor) -> Tensor:
     num_rows, num_heads, num_tokens, _ = query.shape
-    return output.reshape(num_rows, num_heads, num_tokens, -1).transpose(1, 2)
+    return output.reshape(num_rows, num_heads, num_tokens, -1).transpose(1, 2).contiguous()
 
 
 def _mask(packed: Tensor, key: Tensor, at: Pass, window: int | None) -> Tensor | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from treeopt.attention import dense
 from treeopt.attention.passes import Pass
 
 if TYPE_CHECKING:
@@ -35,15 +36,22 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, at: Pass, *, scaling: float, window: int | None, **_: Any
 ) -> Tensor:
     """Attend through FlexAttention; see `backends.Attend`."""
+    if at.is_whole_text:
+        return dense.attend(query, key, value, at, scaling=scaling, window=window)
     output: Tensor = _compiled()(
-        query, key, value, block_mask=_block_mask(at), scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        query,
+        key,
+        value,
+        block_mask=_block_mask(at, query.device),
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
-    return output.transpose(1, 2)
+    return output.transpose(1, 2).contiguous()
 
 
-def mask_function(at: Pass) -> Any:
-    """Return the function of (row, head, token, slot) that says whether the slot is seen."""
-    starts, words, num_tokens = at.starts, at.packed(), at.num_tokens
+def mask_function(at: Pass, device: torch.device) -> Any:
+    """Return the function of (row, head, token, slot) on a device that says whether the slot is seen."""
+    starts, words, num_tokens = at.starts.to(device), at.packed().to(device), at.num_tokens
 
     def sees(row: Tensor, head: Tensor, token: Tensor, slot: Tensor) -> Tensor:
         offset = slot - starts[row]
@@ -54,14 +62,14 @@ def mask_function(at: Pass) -> Any:
     return sees
 
 
-def _block_mask(at: Pass) -> Any:
+def _block_mask(at: Pass, device: torch.device) -> Any:
     """Return the blocks to be looked at, made once for all layers of a forward."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return at.once(
-        "blocks",
+        ("blocks", device),
         lambda: create_block_mask(
-            mask_function(at), len(at.starts), None, at.num_tokens, at.span, device=str(at.starts.device)
+            mask_function(at, device), len(at.starts), None, at.num_tokens, at.span, device=str(device)
         ),
     )
 

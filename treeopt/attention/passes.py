@@ -26,8 +26,8 @@ class Pass:
     starts : Tensor of int64, shape (rows,)
         Prefix length of each row.
     depths : Tensor of int64, shape (tokens,)
-    visible : Tensor of bool, shape (tokens, tokens)
-        True where the row's token may attend to the column's.
+    visible : Tensor of bool, shape (tokens, tokens), or None
+        True where the row's token may attend to the column's; None for a text, see `among`.
     span : int
         Slots handed to attention, at least ``max(starts) + tokens``.
     start : int or None
@@ -40,7 +40,7 @@ class Pass:
 
     starts: Tensor
     depths: Tensor
-    visible: Tensor
+    visible: Tensor | None
     span: int
     start: int | None = None
     causal: bool = False
@@ -54,7 +54,7 @@ class Pass:
         return cls(
             starts=torch.full((num_rows,), start, dtype=torch.int64, device=device),
             depths=places,
-            visible=places[None, :] <= places[:, None],
+            visible=None,
             span=start + num_tokens,
             start=start,
             causal=True,
@@ -64,7 +64,7 @@ class Pass:
     def next_token(cls, starts: Tensor, span: int, start: int | None = None) -> Pass:
         """Return the pass of one new token a row."""
         one = torch.zeros(1, dtype=torch.int64, device=starts.device)
-        return cls(starts, one, (one == 0)[None], span, start, causal=True)
+        return cls(starts, one, None, span, start, causal=True)
 
     @property
     def num_tokens(self) -> int:
@@ -92,9 +92,22 @@ class Pass:
             self._made[key] = make()
         return self._made[key]
 
+    @property
+    def among(self) -> Tensor:
+        """`visible`, that of a text made when it is asked for: for long texts it is large, and rarely needed."""
+        if self.visible is not None:
+            return self.visible
+        lower: Tensor = self.once("among", lambda: self.depths[None, :] <= self.depths[:, None])
+        return lower
+
+    @property
+    def is_whole_text(self) -> bool:
+        """Whether texts are read from their beginning, so that causal attention needs no mask."""
+        return self.causal and self.start == 0 and self.num_tokens == self.span
+
     def packed(self) -> Tensor:
         """Return `words`."""
-        words: Tensor = self.once("words", lambda: words_of(self.visible)) if self.words is None else self.words
+        words: Tensor = self.once("words", lambda: words_of(self.among)) if self.words is None else self.words
         return words
 
     def seen(self, window: int | None = None) -> Tensor:
@@ -109,7 +122,7 @@ class Pass:
         offset = slot - self.starts[:, None]  # [rows, span]; the new token of each slot
         new = offset.clamp(0, self.num_tokens - 1)
         inside = (offset >= 0) & (offset < self.num_tokens)
-        among = self.visible[:, new].movedim(0, 1)  # [rows, tokens, span]
+        among = self.among[:, new].movedim(0, 1)  # [rows, tokens, span]
         seen = torch.where(inside[:, None], among, (offset < 0)[:, None])
         if window is not None:
             # By position, not by slot: nodes of one depth stand in many slots.

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from treeopt.errors import TargetError
 __all__ = ["Served", "serving"]
 
 NAME = "treeopt"
+IN_USE = "the target is decoding in another thread; give each thread a model of its own"
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class Served:
     windows: set[int] = field(default_factory=set)
 
 
+_guard, _busy = Lock(), set[int]()  # configurations in use, by id
 _current: ContextVar[Served | None] = ContextVar("served", default=None)
 
 
@@ -57,7 +60,16 @@ def serving(config: PretrainedConfig, backend: Backend, at: Pass) -> Iterator[Se
         The one that the layers hold.
     backend : Backend
     at : Pass
+
+    Raises
+    ------
+    TargetError
+        If another thread is in a forward of the same target.
     """
+    with _guard:
+        if id(config) in _busy:
+            raise TargetError(IN_USE)
+        _busy.add(id(config))
     served = Served(backend, at)
     token = _current.set(served)
     former = config._attn_implementation
@@ -67,6 +79,8 @@ def serving(config: PretrainedConfig, backend: Backend, at: Pass) -> Iterator[Se
     finally:
         config._attn_implementation = former
         _current.reset(token)
+        with _guard:
+            _busy.discard(id(config))
 
 
 def _attend(
@@ -83,7 +97,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     served = _current.get()
     if served is None:
-        raise TargetError("the target is decoding in another thread; give each thread a model of its own")
+        raise TargetError(IN_USE)
     served.calls += 1
     if sliding_window is not None:
         served.windows.add(sliding_window)

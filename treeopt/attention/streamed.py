@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from treeopt.attention import dense
 from treeopt.attention.passes import Pass
 
 if TYPE_CHECKING:
@@ -86,6 +88,14 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, at: Pass, *, scaling: float, window: int | None, **_: Any
 ) -> Tensor:
     """Attend through the kernels; see `backends.Attend`."""
+    if at.is_whole_text:
+        return dense.attend(query, key, value, at, scaling=scaling, window=window)
+    # Triton launches on the current device, which need not be that of a target on several.
+    with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
+        return _launched(query.to(key.dtype), key, value, at, scaling)
+
+
+def _launched(query: Tensor, key: Tensor, value: Tensor, at: Pass, scaling: float) -> Tensor:
     from treeopt.attention.kernels import merge_splits, tree_attention
 
     if query.stride(-1) != 1:
@@ -100,7 +110,7 @@ def attend(
     pairs = num_rows * num_kv_heads
     # The same memory for every layer: a layer has merged its parts before the next writes its own.
     total, maximum, weight = at.once(
-        ("parts", query.device, query.dtype, pairs, head_dim),
+        ("parts", query.device, pairs, parts, num_packed, head_dim),
         lambda: (
             torch.empty((pairs, parts, num_packed, head_dim), dtype=torch.float32, device=query.device),
             torch.empty((pairs, parts, num_packed), dtype=torch.float32, device=query.device),

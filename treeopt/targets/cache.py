@@ -136,6 +136,15 @@ class RowCache:
         self._place.rows, self._place.at = slice(None) if rows is None else rows, at
         return self._cache
 
+    def rest(self) -> None:
+        """Let go of the last pass: a long text's mask is as large as its square."""
+        self._place.at = None
+
+    def clear(self) -> None:
+        """Zero everything: not even a number that is no number stays in a slot that is masked."""
+        for stack in self._stacks.values():
+            stack.zero_()
+
     def truncate(self, row: int, length: int) -> None:
         """Forget a row's prefix from slot `length` on; a longer `length` changes nothing."""
         self.lengths[row] = min(self.lengths[row], length)

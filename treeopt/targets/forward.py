@@ -138,7 +138,7 @@ class Forward:
         """Return the output embedding's product with `hidden`, (..., vocabulary).
 
         Soft-caps and positive scales that some families apply afterwards are increasing functions: they change no
-        argmax and no rank, which is all that is read from it.
+        rank but among numbers that they round to one; see `exact`.
         """
         return project(self.lm_head, hidden)
 
@@ -156,6 +156,11 @@ class Forward:
         if (cap := getattr(self._config, "final_logit_softcapping", None)) is not None:
             logits = cap * torch.tanh(logits / cap)
         return logits
+
+    def exact(self, logits: Tensor) -> Tensor:
+        """Return `logits`, scaled where scaling could merge the largest: a soft-cap rounds neighbours to one number."""
+        scales = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+        return self.scaled(logits) if any(getattr(self._config, name, None) is not None for name in scales) else logits
 
     def true_logits(self, hidden: Tensor) -> Tensor:
         """Return the logits that the target's own forward gives, scales and soft-caps included, (..., vocabulary)."""

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from treeopt.attention.passes import Pass
 from treeopt.targets.cache import RowCache
 from treeopt.targets.forward import Forward
-from treeopt.targets.limits import room_for
+from treeopt.targets.limits import check_frequencies, room_for
 
 __all__ = ["greedy_continuations"]
 
@@ -68,6 +68,7 @@ def greedy_continuations(
     capacity = max(len(prompt) + limit for prompt, limit in zip(prompts, limits))
     forward, cache = Forward(target), RowCache(target, len(rows), capacity)
     forward.reserve(capacity)
+    check_frequencies(target, min(map(len, prompts)), capacity)
     while waiting or any(rows):
         free = [i for i, row in enumerate(rows) if row is None]
         # Refill in groups: one padded prefill of several rows costs little more than one of a single row.
@@ -100,7 +101,7 @@ def _prefill(forward: Forward, cache: RowCache, rows: list[_Row | None], fresh: 
     for i, prompt in zip(fresh, prompts):
         cache.lengths[i] = len(prompt)
     last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
-    return forward.logits(hidden[torch.arange(len(fresh), device=device), last]).argmax(-1)
+    return forward.exact(forward.logits(hidden[torch.arange(len(fresh), device=device), last])).argmax(-1)
 
 
 def _step(forward: Forward, cache: RowCache, rows: list[_Row | None], active: list[int]) -> Tensor:
@@ -112,4 +113,4 @@ def _step(forward: Forward, cache: RowCache, rows: list[_Row | None], active: li
     hidden = forward.hidden(ids, at, cache.at(at, index))
     for i in active:
         cache.lengths[i] += 1
-    return forward.logits(hidden[:, -1]).argmax(-1)
+    return forward.exact(forward.logits(hidden[:, -1])).argmax(-1)

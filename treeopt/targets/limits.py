@@ -8,8 +8,9 @@ from transformers import PreTrainedModel
 
 from treeopt.errors import TargetError
 
-__all__ = ["check_architecture", "context_length", "head_dim", "room_for", "window_of"]
+__all__ = ["check_architecture", "check_frequencies", "context_length", "head_dim", "room_for", "window_of"]
 
+WINDOWS = {"gpt_neo": "window_size", "doge": "keep_window_size"}  # where it is not called sliding_window
 IMPLICIT_POSITIONS = ("bloom", "mpt")  # ALiBi: a position is a place in the cache
 
 
@@ -68,8 +69,43 @@ def check_architecture(target: PreTrainedModel) -> None:
 def window_of(target: PreTrainedModel) -> int | None:
     """Return how many positions a token of the shortest-sighted layer looks back, or None where it sees all."""
     config: Any = target.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
+    window = getattr(config, WINDOWS.get(config.model_type, "sliding_window"), None)
     return int(window) if window and getattr(config, "use_sliding_window", True) else None
+
+
+def check_frequencies(target: PreTrainedModel, shortest: int, longest: int) -> None:
+    """Refuse texts that begin below the length at which a target's position frequencies change, and may end beyond.
+
+    Such a target (longrope) chooses between two sets for a whole forward, by its farthest position: a tree or a longer
+    text beside it would change those of all others.
+
+    Parameters
+    ----------
+    target : PreTrainedModel
+    shortest : int
+        Tokens of the shortest prompt.
+    longest : int
+        Slots that texts and tree may take.
+
+    Raises
+    ------
+    TargetError
+        Naming the length.
+    """
+    config: Any = target.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [one for one in (rope, *rope.values()) if isinstance(one, dict)]
+    if not any(one.get("rope_type", one.get("type")) == "longrope" for one in kinds):
+        return
+    stated = next(
+        (one["original_max_position_embeddings"] for one in kinds if "original_max_position_embeddings" in one), 0
+    )
+    turn = stated or getattr(config, "original_max_position_embeddings", None)
+    if turn and shortest <= turn < longest:
+        raise TargetError(
+            f"`{config.model_type}` has other position frequencies beyond {turn} tokens, and prompts of {shortest} tokens "
+            f"with new ones and tree may take {longest}; use fewer new tokens, or prompts that are all longer"
+        )
 
 
 def head_dim(config: Any) -> int:

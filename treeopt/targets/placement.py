@@ -71,7 +71,8 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
     """Return the part of a target that ends with its last hidden states."""
     decoder: nn.Module = model.get_decoder()
     base: Any = model.base_model
-    return base if decoder is model else decoder  # some families answer with themselves on transformers 4.57
+    # Some families answer with themselves on transformers 4.57, some with their output embedding.
+    return base if decoder is model or isinstance(decoder, nn.Linear) else decoder
 
 
 def device_map(model: PreTrainedModel) -> dict[str, Any]:

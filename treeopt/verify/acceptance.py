@@ -111,6 +111,8 @@ class NodeScores:
     index : TreeIndex
     scaled : callable
         Applies the target's own scales and soft-caps.
+    exact : callable
+        The same, where it could change an argmax.
     processors : callable or None
         Logits processors; they are given the text that leads to a node.
     texts : sequence of Tensor of int64, each (length,)
@@ -121,6 +123,7 @@ class NodeScores:
     tokens: Tensor
     index: TreeIndex
     scaled: Callable[[Tensor], Tensor]
+    exact: Callable[[Tensor], Tensor]
     processors: Processors | None = None
     texts: Sequence[Tensor] = ()
 
@@ -179,7 +182,7 @@ class Greedy:
     def accept(self, scores: NodeScores) -> AcceptedPaths:
         """Return the accepted paths."""
         if scores.plain:
-            return accept_greedily(scores.tokens, argmax(scores.logits), scores.index)
+            return accept_greedily(scores.tokens, argmax(scores.exact(scores.logits)), scores.index)
         return walk(scores, argmax)
 
 
@@ -234,8 +237,9 @@ def walk(scores: NodeScores, choose: Callable[[Tensor], Tensor]) -> AcceptedPath
         node = torch.where(found, child, node)
         length = length + found
         going = found
-        if tokens.device.type == "cpu" and not bool(going.any()):
-            break  # reading a flag costs nothing here; elsewhere it would wait for the device
+        # Reading a flag costs nothing on a CPU; elsewhere it waits for the device, as processors have done anyway.
+        if (tokens.device.type == "cpu" or not scores.plain) and not bool(going.any()):
+            break
     return AcceptedPaths(node, length, bonus)
 
 

@@ -23,37 +23,47 @@ class FixedStep:
     step : Step
         With a rule that draws no random numbers.
     cache : RowCache
-    hidden : Tensor, shape (rows, hidden)
-        Gives the shape and dtype of the states.
+        Holds the prefixes that `state` speaks of.
+    state : State
+        Where the rows stand.
     capture : bool
         Whether to capture the step as a CUDA graph; otherwise it is run as it is.
     """
 
-    def __init__(self, step: Step, cache: RowCache, hidden: Tensor, *, capture: bool) -> None:
+    def __init__(self, step: Step, cache: RowCache, state: State, *, capture: bool) -> None:
         self.cache, self._step = cache, step
-        num_rows, device = len(cache.lengths), hidden.device
-        zeros = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self.state = State(zeros, torch.zeros_like(zeros), torch.zeros_like(hidden))
-        self._going = torch.ones(num_rows, dtype=torch.bool, device=device)
+        self.state = State(state.lengths.clone(), state.roots.clone(), state.hidden.clone())
+        self._going = torch.ones_like(self.state.lengths, dtype=torch.bool)
         self._graph: torch.cuda.CUDAGraph | None = None
         if capture:
-            self._table = self._capture()
+            with self._device():
+                self.warm_up()
+                self._table = self._capture()
+            self.begin(state)
 
     def begin(self, state: State) -> None:
         """Put the rows where `state` says; all of them go on."""
         self._set(state)
         self._going.fill_(True)
+        self.cache.rest()
 
     def end(self, row: int) -> None:
-        """Let a row stand still: it is computed still, but no longer moves on."""
+        """Let a row stand still: it is computed still, at the beginning of its own row, but no longer moves on."""
         self._going[row] = False
+        self.state.lengths[row] = 0  # where it stood a tree might reach beyond the cache
 
     def __call__(self) -> Tensor:
         """Take a step; return its table, see `StepOutcome`. It is overwritten by the next."""
         if self._graph is None:
             return self._advance()
-        self._graph.replay()
+        with self._device():
+            self._graph.replay()
         return self._table
+
+    def warm_up(self) -> None:
+        """Step as a capture needs it first; what is written lies behind the prefixes, and nothing moves on."""
+        for _ in range(WARM_UPS):
+            self._run()
 
     def _run(self) -> StepOutcome:
         return self._step(self.cache, self.state, span=self.cache.capacity)
@@ -69,12 +79,15 @@ class FixedStep:
         self.state.roots.copy_(state.roots)
         self.state.hidden.copy_(state.hidden)
 
+    def _device(self) -> torch.cuda.device:
+        """Streams and graphs belong to the current device, which need not be the target's."""
+        return torch.cuda.device(self.state.roots.device)
+
     def _capture(self) -> Tensor:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                self._run()  # writes behind the prefix only, and moves nothing on
+            self._advance()  # all kernels are loaded before the capture; `begin` puts the state back
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):

@@ -136,7 +136,9 @@ class Step:
         tokens = self.draft(state.roots, state.hidden)  # [rows, nodes]
         at = Pass(state.lengths, index.depths, index.mask, span, start, causal=False, words=index.words)
         hidden = self.forward.hidden(tokens, at, cache.at(at, slice(0, num_rows)))
-        scores = NodeScores(self.forward.logits(hidden), tokens, index, self.forward.scaled, processors, texts)
+        scores = NodeScores(
+            self.forward.logits(hidden), tokens, index, self.forward.scaled, self.forward.exact, processors, texts
+        )
         accepted = self.rule.accept(scores)
         path = index.paths[accepted.nodes]  # [rows, max_depth + 1]
         if index.max_depth:

@@ -15,7 +15,7 @@ from treeopt.errors import TargetError
 from treeopt.heads.medusa import MedusaHeads
 from treeopt.targets.cache import RowCache
 from treeopt.targets.forward import Forward
-from treeopt.targets.limits import check_architecture, room_for
+from treeopt.targets.limits import check_architecture, check_frequencies, room_for, window_of
 from treeopt.targets.loading import eos_ids
 from treeopt.targets.placement import is_spread
 from treeopt.tree import DraftTree, chain
@@ -117,6 +117,7 @@ class TreeVerifier:
         on_one_gpu = target.device.type == "cuda" and not is_spread(target)
         self.captures = cuda_graph and on_one_gpu and not self.acceptance.random
         self._fixed: FixedStep | None = None
+        self._fixed_with: list[object] = []
 
     @property
     def attention(self) -> str:
@@ -128,7 +129,6 @@ class TreeVerifier:
         """Why the backends before it are not in use."""
         return self._forward.refused
 
-    @torch.inference_mode()
     def generate(self, input_ids: Tensor, max_new_tokens: int = 64, attention_mask: Tensor | None = None) -> Tensor:
         """Decode a batch of prompts.
 
@@ -154,6 +154,7 @@ class TreeVerifier:
         max_new_tokens: int = 64,
         *,
         processors: Processors | None = None,
+        shown: Sequence[Sequence[int]] | None = None,
         stop: Stop | None = None,
         heard: Callable[[int, list[int]], None] | None = None,
     ) -> list[Decoded]:
@@ -167,6 +168,8 @@ class TreeVerifier:
             At least 1; fewer are made where the context ends.
         processors : callable, optional
             Logits processors of transformers; each is given the text that leads to a node, the node included.
+        shown : sequence of sequences of int, optional
+            What processors see in the place of each prompt: a padded row, say. The prompts by default.
         stop : callable, optional
             Asked at every new token, see `Stop`, beside the target's end-of-sequence tokens.
         heard : callable, optional
@@ -182,14 +185,16 @@ class TreeVerifier:
         TargetError
             If a prompt is empty or fills the context.
         """
-        if not prompts:
+        prompts = [list(map(int, prompt)) for prompt in prompts]  # rows of a tensor, too
+        if not len(prompts):
             return []
         limits = [room_for(self.target, len(prompt), max_new_tokens) for prompt in prompts]
-        capacity = max(map(len, prompts)) + max(limits) + self.tree.num_nodes
+        captured = self.captures and processors is None
+        capacity = self._capacity(max(map(len, prompts)) + max(limits) + self.tree.num_nodes, captured)
+        check_frequencies(self.target, min(map(len, prompts)), capacity)
         self._forward.reserve(capacity)
         check_target(self._forward)
-        decode = _Decode(self, prompts, limits, processors, stop, heard)
-        captured = self.captures and processors is None
+        decode = _Decode(self, prompts, shown or prompts, limits, processors, stop, heard)
         cache = self._cache(len(prompts), capacity, captured)
         states = [self._begin(cache, row, decode) for row in range(len(prompts))]
         device = self._forward.device
@@ -225,6 +230,7 @@ class TreeVerifier:
             text[None, -1:],
             self._root,
             self._forward.scaled,
+            self._forward.exact,
             processors,
             [text[:-1]],
         )
@@ -232,7 +238,7 @@ class TreeVerifier:
 
     def _begin(self, cache: RowCache, row: int, decode: _Decode) -> Tensor:
         hidden = self.prefill(cache, row, decode.prompts[row])
-        decode.take(row, [self.first_token(hidden, decode.prompts[row], decode.processors)])
+        decode.take(row, [self.first_token(hidden, decode.shown[row], decode.processors)])
         return hidden
 
     def _finish(self, cache: RowCache, state: State, decode: _Decode) -> None:
@@ -265,9 +271,10 @@ class TreeVerifier:
 
     def _finish_fixed(self, cache: RowCache, state: State, decode: _Decode) -> None:
         """Step in fixed memory; rows that have ended stand still."""
-        if self._fixed is None:
-            self._fixed = FixedStep(self.step, cache, state.hidden, capture=True)
-        fixed = self._fixed
+        if all(decode.ended):
+            return
+        fixed = self._fixed or self._captured(cache, state)
+        self._fixed = fixed
         fixed.begin(state)
         while not all(decode.ended):
             for row, path in enumerate(_paths(fixed())):
@@ -276,17 +283,40 @@ class TreeVerifier:
                     if decode.ended[row]:
                         fixed.end(row)
 
+    def _captured(self, cache: RowCache, state: State) -> FixedStep:
+        try:
+            return FixedStep(self.step, cache, state, capture=True)
+        except RuntimeError as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise TargetError(
+                f"a step of `{self.target.config.model_type}` cannot be captured ({reason}); give cuda_graph=False"
+            ) from error
+
+    def _capacity(self, needed: int, captured: bool) -> int:
+        """Return the slots of a cache: for a captured step a round number, within a window that the texts fit."""
+        if not captured:
+            return needed
+        rounded = -(-needed // CAPACITY_UNIT) * CAPACITY_UNIT
+        window = window_of(self.target)
+        return rounded if window is None or needed > window else min(rounded, window)
+
+    def _weights(self) -> list[object]:
+        """Return what tells whether the target is still where and what it was: a graph holds its memory."""
+        parameters = (next(self.target.parameters()), self._forward.lm_head.weight)
+        return [part for one in parameters for part in (one.data_ptr(), one.dtype, one.device)]
+
     def _cache(self, num_rows: int, capacity: int, captured: bool) -> RowCache:
         """Return a cache; that of a captured step again where it is large enough, since the graph holds its memory."""
         if not captured:
             return RowCache(self.target, num_rows, capacity)
-        rounded = -(-capacity // CAPACITY_UNIT) * CAPACITY_UNIT
-        if self._fixed is not None:
+        if self._fixed is not None and self._fixed_with == self._weights():
             kept = self._fixed.cache
-            if len(kept.lengths) == num_rows and kept.capacity >= capacity:
+            if len(kept.lengths) == num_rows and kept.capacity == capacity:
+                kept.clear()
                 return kept
-        self._fixed = None
-        return RowCache(self.target, num_rows, rounded)
+            del kept  # before the larger one is made
+        self._fixed, self._fixed_with = None, self._weights()
+        return RowCache(self.target, num_rows, capacity)
 
     def pad_id(self) -> int:
         """Return the token that fills rows which ended early."""
@@ -294,7 +324,11 @@ class TreeVerifier:
             pad = getattr(source, "pad_token_id", None)
             if pad is not None:
                 return int(pad)
-        return min(self.eos_ids, default=0)
+        for source in (self.target.generation_config, self.target.config):
+            eos = getattr(source, "eos_token_id", None)
+            if eos is not None:
+                return int(eos if isinstance(eos, int) else eos[0])
+        return 0
 
 
 class _Decode:
@@ -304,12 +338,13 @@ class _Decode:
         self,
         verifier: TreeVerifier,
         prompts: Sequence[Sequence[int]],
+        shown: Sequence[Sequence[int]],
         limits: Sequence[int],
         processors: Processors | None,
         stop: Stop | None,
         heard: Callable[[int, list[int]], None] | None,
     ) -> None:
-        self.prompts, self.limits, self.eos = prompts, limits, verifier.eos_ids
+        self.prompts, self.shown, self.limits, self.eos = prompts, shown, limits, verifier.eos_ids
         self.processors, self.stop, self.heard = processors, stop, heard
         self.device = verifier._forward.device
         self.rows = [Decoded() for _ in prompts]
@@ -335,7 +370,7 @@ class _Decode:
         """Return the text before the root of each row, where processors ask for it."""
         if self.processors is None:
             return []
-        return [torch.tensor([*self.prompts[i], *self.rows[i].tokens[:-1]], device=self.device) for i in rows]
+        return [torch.tensor([*self.shown[i], *self.rows[i].tokens[:-1]], device=self.device) for i in rows]
 
     def _ends(self, row: int, tokens: list[int]) -> bool:
         if len(tokens) >= self.limits[row] or tokens[-1] in self.eos:

@@ -238,7 +238,7 @@ def test_a_penalty_of_a_padded_batch_acts_as_in_generate_or_is_refused(tiny_targ
     try:
         found = generated(tiny_target, tiny_heads, PADDED, **keywords)
     except TargetError as error:  # within transformers 5 it came to know the rows of a batch
-        assert str(error).startswith("`RepetitionPenaltyLogitsProcessor` looks at all 2 prompts")
+        assert str(error).startswith("`RepetitionPenaltyLogitsProcessor` looks at all 2 prompts")  # noqa: PT017
     else:
         assert torch.equal(found, plain(tiny_target, PADDED, **keywords))
 

@@ -6,7 +6,7 @@ from treeopt.calibrate.continuations import Continuation
 from treeopt.targets.loading import eos_ids
 from treeopt.tree import DraftTree
 from treeopt.verify import TreeVerifier
-from treeopt.verify.verifier import Decoded
+from treeopt.verify.texts import Decoded
 
 PROMPTS = [(3, 1, 4), (9, 2, 6, 5), (7,), (2, 7), (1, 8, 2), (12, 5)]
 TREES = [chain(0), chain(4), dense_tree([3, 2]), DraftTree.from_paths([(0,), (2,), (2, 1), (1,), (1, 0), (2, 1, 0)])]

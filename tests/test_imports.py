@@ -1,9 +1,9 @@
 """What a process imports, and how long that takes."""
 
+import resource
 import statistics
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -47,8 +47,13 @@ def test_the_exported_names_exist_and_are_sorted():
     assert all(getattr(treeopt, name).__doc__ for name in names)
 
 
+def cpu_seconds():
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
 def test_building_costs_little_more_than_its_imports(tmp_path):
-    """Side by side, alternating: at most 2.5 times numpy and click alone."""
+    """Side by side, alternating, in the processes' own time: at most 2.5 times numpy and click alone."""
     trace = tmp_path / "trace.safetensors"
     treeopt.RankTrace([[i % 7, i % 5] for i in range(2000)], [0, 2000]).write(trace)
     commands = {
@@ -58,8 +63,8 @@ def test_building_costs_little_more_than_its_imports(tmp_path):
     taken = {name: [] for name in commands}
     for _ in range(7):
         for name, command in commands.items():
-            start = time.perf_counter()
+            before = cpu_seconds()
             subprocess.run(command, check=True, capture_output=True)
-            taken[name].append(time.perf_counter() - start)
+            taken[name].append(cpu_seconds() - before)
     ratio = statistics.median(taken["build"]) / statistics.median(taken["base"])
     assert ratio <= 2.5, taken

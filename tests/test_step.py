@@ -147,6 +147,20 @@ def test_rows_that_have_ended_never_reach_beyond_the_cache(tiny_target, sharp_he
 
 
 @torch.inference_mode()
+def test_a_row_that_ends_with_its_first_token_stands_still_in_a_captured_decode(tiny_target, sharp_heads, monkeypatch):
+    monkeypatch.setattr("treeopt.verify.verifier.CAPACITY_UNIT", 1)
+    monkeypatch.setattr(FixedStep, "_capture", lambda self: None)
+    monkeypatch.setattr(FixedStep, "_device", lambda self: contextlib.nullcontext())
+    verifier = TreeVerifier(tiny_target, sharp_heads, dense_tree([4, 3, 2]))
+    first = verifier.decode(PROMPTS[:1], 1)[0].tokens[0]
+    verifier.eos_ids = frozenset([first])
+    expected = [row.tokens for row in verifier.decode(PROMPTS, 40)]
+    assert expected[0] == [first]
+    verifier.captures = True
+    assert [row.tokens for row in verifier.decode(PROMPTS, 40)] == expected
+
+
+@torch.inference_mode()
 def test_a_step_is_captured_anew_when_the_target_has_changed(tiny_target, sharp_heads, monkeypatch):
     monkeypatch.setattr(FixedStep, "_capture", lambda self: None)
     monkeypatch.setattr(FixedStep, "_device", lambda self: contextlib.nullcontext())

@@ -17,7 +17,7 @@ from treeopt.targets.forward import Forward
 from treeopt.targets.loading import LoadedTarget
 from treeopt.trace import RankTrace
 from treeopt.tree import DraftTree
-from treeopt.verify.verifier import Decoded
+from treeopt.verify.texts import Decoded
 
 __all__ = ["Disagreement", "replay_disagreements", "trace_of"]
 

@@ -28,7 +28,8 @@ from treeopt.optimize.built import BuiltTree
 from treeopt.tree import DraftTree
 from treeopt.verify.acceptance import Acceptance, Greedy
 from treeopt.verify.sampling import Sample
-from treeopt.verify.verifier import TreeVerifier, padded, unpadded
+from treeopt.verify.texts import padded, unpadded
+from treeopt.verify.verifier import TreeVerifier
 
 __all__ = ["decode"]
 

@@ -2,7 +2,8 @@
 
 from treeopt.verify.acceptance import Greedy
 from treeopt.verify.sampling import Sample
+from treeopt.verify.texts import Decoded
 from treeopt.verify.typical import Typical
-from treeopt.verify.verifier import Decoded, TreeVerifier
+from treeopt.verify.verifier import TreeVerifier
 
 __all__ = ["Decoded", "Greedy", "Sample", "TreeVerifier", "Typical"]

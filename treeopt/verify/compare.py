@@ -17,7 +17,8 @@ from treeopt.prompts import Prompt
 from treeopt.targets.forward import Forward
 from treeopt.targets.limits import room_for
 from treeopt.targets.loading import LoadedTarget
-from treeopt.verify.verifier import Decoded, TreeVerifier
+from treeopt.verify.texts import Decoded
+from treeopt.verify.verifier import TreeVerifier
 
 __all__ = ["Comparison", "Difference", "compare", "summarize"]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,40 +22,11 @@ from treeopt.verify.acceptance import Acceptance, Greedy, NodeScores, Processors
 from treeopt.verify.fixed import FixedStep
 from treeopt.verify.selfcheck import check_target
 from treeopt.verify.step import Drafter, State, Step
+from treeopt.verify.texts import Decoded, Heard, Stop, Texts, padded, paths_of, unpadded
 
-__all__ = ["Decoded", "Stop", "TreeVerifier"]
+__all__ = ["TreeVerifier"]
 
 CAPACITY_UNIT = 1024  # slots; a captured step serves every text that fits the same number of units
-
-Stop = Callable[[int, list[int]], bool]
-"""Takes a row and its new tokens so far; says whether the row ends with the last of them."""
-
-
-@dataclass(slots=True)
-class Decoded:
-    """What a decode of one prompt gave.
-
-    Attributes
-    ----------
-    tokens : list of int
-        New tokens, up to and including the end-of-sequence token.
-    accepted : list of int
-        Tokens of each step less one: the accepted nodes, root excluded, up to the end of the text. The first token
-        comes from the prompt's own pass, not from a step.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-
-    @property
-    def num_steps(self) -> int:
-        """Verification passes."""
-        return len(self.accepted)
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens that the steps gave, over their number."""
-        return (len(self.tokens) - 1) / self.num_steps if self.accepted else 1.0
 
 
 class TreeVerifier:
@@ -156,7 +126,7 @@ class TreeVerifier:
         processors: Processors | None = None,
         shown: Sequence[Sequence[int]] | None = None,
         stop: Stop | None = None,
-        heard: Callable[[int, list[int]], None] | None = None,
+        heard: Heard | None = None,
     ) -> list[Decoded]:
         """Decode prompts together and report what every step accepted.
 
@@ -194,7 +164,7 @@ class TreeVerifier:
         check_frequencies(self.target, min(map(len, prompts)), capacity)
         self._forward.reserve(capacity)
         check_target(self._forward)
-        decode = _Decode(self, prompts, shown or prompts, limits, processors, stop, heard)
+        decode = Texts(prompts, shown or prompts, limits, self.eos_ids, processors, stop, heard, self._forward.device)
         cache = self._cache(len(prompts), capacity, captured)
         states = [self._begin(cache, row, decode) for row in range(len(prompts))]
         device = self._forward.device
@@ -236,12 +206,12 @@ class TreeVerifier:
         )
         return int(self.acceptance.accept(scores).bonus)
 
-    def _begin(self, cache: RowCache, row: int, decode: _Decode) -> Tensor:
+    def _begin(self, cache: RowCache, row: int, decode: Texts) -> Tensor:
         hidden = self.prefill(cache, row, decode.prompts[row])
         decode.take(row, [self.first_token(hidden, decode.shown[row], decode.processors)])
         return hidden
 
-    def _finish(self, cache: RowCache, state: State, decode: _Decode) -> None:
+    def _finish(self, cache: RowCache, state: State, decode: Texts) -> None:
         """Step until every row has ended; the going rows are the first of the cache, so that none is copied for a step."""
         going = list(range(len(decode.rows)))
         while True:
@@ -260,24 +230,27 @@ class TreeVerifier:
                 max(lengths) + self.tree.num_nodes,
                 lengths[0] if len(set(lengths)) == 1 else None,
                 decode.processors,
-                decode.texts(going),
+                decode.before(going),
             )
             state = outcome.state
-            for place, (row, path) in enumerate(zip(going, _paths(outcome.table))):
+            for place, (row, path) in enumerate(zip(going, paths_of(outcome.table))):
                 cache.lengths[place] += len(path)
                 taken = decode.take(row, path)
                 # What was accepted behind the end of the text leaves the cache again; a bonus token never was in it.
                 cache.truncate(place, cache.lengths[place] - len(path) + 1 + taken)
 
-    def _finish_fixed(self, cache: RowCache, state: State, decode: _Decode) -> None:
+    def _finish_fixed(self, cache: RowCache, state: State, decode: Texts) -> None:
         """Step in fixed memory; rows that have ended stand still."""
         if all(decode.ended):
             return
         fixed = self._fixed or self._captured(cache, state)
         self._fixed = fixed
         fixed.begin(state)
+        for row, ended in enumerate(decode.ended):
+            if ended:
+                fixed.end(row)
         while not all(decode.ended):
-            for row, path in enumerate(_paths(fixed())):
+            for row, path in enumerate(paths_of(fixed())):
                 if not decode.ended[row]:
                     decode.take(row, path)
                     if decode.ended[row]:
@@ -329,69 +302,3 @@ class TreeVerifier:
             if eos is not None:
                 return int(eos if isinstance(eos, int) else eos[0])
         return 0
-
-
-class _Decode:
-    """The host's side of a decode: the texts, and when each ends."""
-
-    def __init__(
-        self,
-        verifier: TreeVerifier,
-        prompts: Sequence[Sequence[int]],
-        shown: Sequence[Sequence[int]],
-        limits: Sequence[int],
-        processors: Processors | None,
-        stop: Stop | None,
-        heard: Callable[[int, list[int]], None] | None,
-    ) -> None:
-        self.prompts, self.shown, self.limits, self.eos = prompts, shown, limits, verifier.eos_ids
-        self.processors, self.stop, self.heard = processors, stop, heard
-        self.device = verifier._forward.device
-        self.rows = [Decoded() for _ in prompts]
-        self.ended = [False] * len(prompts)
-
-    def take(self, row: int, path: Sequence[int]) -> int:
-        """Append tokens up to the end of the text; return how many were."""
-        decoded, first = self.rows[row], not self.rows[row].tokens
-        taken: list[int] = []
-        for token in path:
-            taken.append(token)
-            decoded.tokens.append(token)
-            if self._ends(row, decoded.tokens):
-                self.ended[row] = True
-                break
-        if not first:
-            decoded.accepted.append(len(taken) - 1)
-        if self.heard is not None:
-            self.heard(row, taken)
-        return len(taken)
-
-    def texts(self, rows: Sequence[int]) -> list[Tensor]:
-        """Return the text before the root of each row, where processors ask for it."""
-        if self.processors is None:
-            return []
-        return [torch.tensor([*self.shown[i], *self.rows[i].tokens[:-1]], device=self.device) for i in rows]
-
-    def _ends(self, row: int, tokens: list[int]) -> bool:
-        if len(tokens) >= self.limits[row] or tokens[-1] in self.eos:
-            return True
-        return self.stop is not None and self.stop(row, tokens)
-
-
-def _paths(table: Tensor) -> Iterator[list[int]]:
-    """Yield each row's accepted tokens followed by the bonus token: the step's one transfer to the host."""
-    for row in table.tolist():
-        yield [*row[2 : 2 + row[0]], row[1]]
-
-
-def unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
-    """Return the tokens of each row that are no padding."""
-    kept = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    return [row[mask].tolist() for row, mask in zip(input_ids, kept)]
-
-
-def padded(input_ids: Tensor, new: Sequence[Sequence[int]], pad: int) -> Tensor:
-    """Return prompts and new tokens as one tensor, short rows filled up."""
-    width = max(map(len, new))
-    rows = [[*tokens, *[pad] * (width - len(tokens))] for tokens in new]
-    return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], dim=1)

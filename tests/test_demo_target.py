@@ -44,10 +44,10 @@ def test_digits_are_single_tokens_and_text_comes_back(demo_target):
 @pytest.mark.parametrize("nodes", [16, 64])
 def test_the_bundled_trees_give_the_targets_own_output_in_the_replayed_steps(demo_target, heads, nodes):
     built = read_tree(TREES / f"demo-{nodes}.json")
-    prompts = evenly(read_prompts(calibration_path(DEMO_PROMPTS), split="evaluation"), 4)
+    prompts = evenly(read_prompts(calibration_path(DEMO_PROMPTS), split="evaluation"), 2)
     verifier = TreeVerifier(demo_target.model, heads, built.tree)
     found = list(compare(demo_target, verifier, prompts, max_new_tokens=64))
-    assert [comparison.difference for comparison in found] == [None] * 4
+    assert [comparison.difference for comparison in found] == [None] * 2
     tokens = sum(len(comparison.decoded.tokens) - 1 for comparison in found)
     assert tokens / sum(comparison.decoded.num_steps for comparison in found) > 1.3
     decoded = [comparison.decoded for comparison in found]

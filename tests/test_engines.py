@@ -30,7 +30,7 @@ FORMS = [(name, NEEDED.get(name, {})) for name in TREE_FORMS] + [
     ("trtllm", {"form": "yaml", "decoding": "eagle3"}),
     ("trtllm-triton", {"decoding": "eagle"}),
 ]
-RANDOM_TREES = 1000  # for each form
+RANDOM_TREES = 300  # for each of some twenty forms
 
 
 def sample(name):

@@ -118,11 +118,11 @@ print("equal")
 
 def launches(dtype):
     largest = streamed.PRECISE_HEAD_DIM if dtype == torch.float32 else streamed.HEAD_DIMS[1]
-    for head_dim in (64, 80, 128, 256):
+    for head_dim in (64, 128, 256):
         if head_dim <= largest:
             yield from (
                 (head_dim, launch)
-                for launch in dict.fromkeys(Launch.of(packed, head_dim, 8192, dtype) for packed in (7, 28, 256))
+                for launch in dict.fromkeys(Launch.of(packed, head_dim, 8192, dtype) for packed in (7, 256))
             )
 
 
@@ -166,7 +166,7 @@ def stack_bytes(binary, tmp_path):
     return max(int(size) for size in re.findall(r"STACK:(\d+)", printed))
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_every_launch_compiles_without_spilling(tmp_path, dtype, capability):

@@ -126,6 +126,19 @@ def test_the_printed_steps_are_those_of_the_committed_run():
     assert f"took {result['all']['time_ratio']:.2f} of the tree's time" in README
 
 
+def test_the_committed_runs_show_equal_steps_and_equal_texts():
+    replayed = json.loads((ROOT / "tests/benchmarks/results/replay.json").read_text())["trees"]
+    assert len(replayed) == 7
+    for row in replayed:
+        assert row["documents"] == 48
+        assert row["steps_replayed"] == row["steps_counted"]
+        assert row["documents_with_other_steps"] == row["documents_with_other_tokens"] == []
+    equality = json.loads((ROOT / "tests/benchmarks/results/equality.json").read_text())["backends"]
+    compared = {(row["backend"], row["batch"]): row["differing"] for row in equality if "batch" in row}
+    assert compared == {(name, batch): [] for name in ("sdpa", "eager", "native") for batch in (1, 4)}
+    assert all(row["prompts"] == 48 for row in equality if "batch" in row)
+
+
 def test_the_printed_times_are_those_of_the_committed_runs_and_what_was_aimed_at():
     result = json.loads((ROOT / "tests/benchmarks/results/decoding.json").read_text())
     for row in result["trees"]:

@@ -35,6 +35,7 @@ __all__ = [
     "TraceError",
     "TreeError",
     "TreeoptError",
+    "first_line",
 ]
 
 
@@ -95,3 +96,8 @@ class MissingExtraError(TreeoptError):
 
     def __init__(self, command: str, missing: str, extra: str = "torch") -> None:
         super().__init__(f"`{command}` needs `{missing}`, which is not installed: pip install 'treeopt[{extra}]'")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of another library's error, or its kind where it has no text."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # its stubs leave them out
 
-from treeopt.errors import OtherProcessError, TraceError
+from treeopt.errors import OtherProcessError, TraceError, first_line
 from treeopt.progress import Progress
 
 __all__ = ["DEFAULT_TIMEOUT", "Processes", "SharedProgress", "joined"]
@@ -226,7 +226,7 @@ def _contact(what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:  # all that torch.distributed raises
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise TraceError(f"{what} ({reason}); run the same command again to go on") from error
 
 

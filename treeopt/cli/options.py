@@ -16,6 +16,7 @@ from treeopt.errors import DocumentError, HeadsError, MissingExtraError
 if TYPE_CHECKING:
     from treeopt.heads import MedusaHeads
     from treeopt.targets.loading import LoadedTarget
+    from treeopt.verify import TreeVerifier
 
 __all__ = [
     "MAX_SEED",
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 MAX_SEED = (1 << 32) - 1
-OTHER_DEVICE = "it is for CUDA devices"  # no news on a CPU
+CUDA_BACKENDS = ("triton", "flex")  # that they do not serve a CPU is no news
 TORCH_SIDE = ("torch", "transformers", "gguf", "tqdm")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -131,11 +132,12 @@ def load_models(
     return loaded, MedusaHeads.load(where, loaded.model, num_tokens=loaded.num_tokens), heads or "demo"
 
 
-def attention_used(name: str, asked: str, refused: dict[str, str]) -> str:
-    """Say which attention backend runs, and why another than the one asked for."""
-    others = {backend: reason for backend, reason in refused.items() if asked != "auto" or reason != OTHER_DEVICE}
+def attention_used(verifier: TreeVerifier, asked: str) -> str:
+    """Say which attention backend runs, and why not the one that was asked for or would have come first."""
+    on_cpu = verifier.target.device.type == "cpu"
+    others = {n: r for n, r in verifier.refused.items() if asked != "auto" or not (on_cpu and n in CUDA_BACKENDS)}
     reasons = "".join(f"; not {backend}: {reason}" for backend, reason in others.items())
-    return f"attention: {name}{reasons}"
+    return f"attention: {verifier.attention}{reasons}"
 
 
 def prompts_path(given: Sequence[str]) -> list[Path]:

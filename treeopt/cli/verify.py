@@ -85,7 +85,7 @@ def verify(
     chosen = evenly(prompts, limit or len(prompts))
     loaded, heads, _ = load_models(target, heads_name, device, dtype, device_map)
     verifier = TreeVerifier(loaded.model, heads, built.tree, attention=attention)
-    click.echo(attention_used(verifier.attention, attention, verifier.refused), err=True)
+    click.echo(attention_used(verifier, attention), err=True)
     found = []
     with Progress("verify", total=len(chosen), unit="prompts") as progress:
         for comparison in compare(loaded, verifier, chosen, max_new_tokens=max_new_tokens):

@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from treeopt import strictjson
-from treeopt.errors import HeadsError
+from treeopt.errors import HeadsError, first_line
 
-__all__ = ["HEADS_FILES", "MODEL_FILES", "TensorFiles", "first_line"]
+__all__ = ["HEADS_FILES", "MODEL_FILES", "TensorFiles"]
 
 HEADS_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "medusa_lm_head.safetensors.index.json")
 MODEL_FILES = (
@@ -97,11 +97,6 @@ class TensorFiles:
         if not file.is_file():
             raise HeadsError(f"`{self.source}` names `{shard}`, which is not there; get the whole checkpoint again")
         return file
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or its kind."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _locate(path: Path, names: Sequence[str]) -> tuple[Path, str | None]:

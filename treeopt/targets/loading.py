@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from treeopt.errors import TargetError
+from treeopt.errors import TargetError, first_line
 from treeopt.targets.demo import DEMO_NAME, demo_directory
 from treeopt.targets.placement import hand_over, require_accelerate, require_whole
 
@@ -114,7 +114,7 @@ def loading_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise TargetError(f"`{name}` cannot be loaded as a target: {reason}") from error
 
 

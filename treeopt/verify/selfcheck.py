@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from treeopt.attention.passes import Pass
-from treeopt.errors import TargetError
+from treeopt.errors import TargetError, first_line
 from treeopt.targets.cache import RowCache
 from treeopt.targets.forward import Forward
 from treeopt.targets.limits import context_length
@@ -52,7 +52,7 @@ def check_target(forward: Forward) -> None:
         tree = _tree_logits(forward, text, nodes)
         plain = torch.stack([_plain_logits(forward, text, nodes, path) for path in ([0, 1, 3], [0, 2, 2])])
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise TargetError(
             f"`{forward.target.config.model_type}` cannot be run with a tree over a cache ({reason}); use a causal transformer "
             "whose layers all keep keys and values"

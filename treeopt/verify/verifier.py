@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from treeopt.attention.backends import AUTO
 from treeopt.attention.passes import Pass
-from treeopt.errors import TargetError
+from treeopt.errors import TargetError, first_line
 from treeopt.heads.medusa import MedusaHeads
 from treeopt.targets.cache import RowCache
 from treeopt.targets.forward import Forward
@@ -260,7 +260,7 @@ class TreeVerifier:
         try:
             return FixedStep(self.step, cache, state, capture=True)
         except RuntimeError as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             raise TargetError(
                 f"a step of `{self.target.config.model_type}` cannot be captured ({reason}); give cuda_graph=False"
             ) from error

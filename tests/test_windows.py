@@ -192,7 +192,7 @@ def test_five_heads_over_a_vocabulary_of_128k_take_a_quarter_of_one_head_s_logit
 
 def test_a_gpu_gets_more_rows_at_once_and_fewer_when_guesses_are_judged():
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 1)
-    assert module._chunk_rows(128 * 1024, cpu, Candidates()) == 48
-    assert module._chunk_rows(128 * 1024, cuda, Candidates()) == 512
-    assert module._chunk_rows(128 * 1024, cuda, Candidates(10)) == 128
-    assert module._chunk_rows(1 << 30, cpu, Candidates()) == 1
+    assert module.chunk_rows(128 * 1024, cpu, Candidates()) == 48
+    assert module.chunk_rows(128 * 1024, cuda, Candidates()) == 512
+    assert module.chunk_rows(128 * 1024, cuda, Candidates(10)) == 128
+    assert module.chunk_rows(1 << 30, cpu, Candidates()) == 1

@@ -20,6 +20,8 @@ The text of each puts its subject in backticks and says what is wrong, the value
 
 from __future__ import annotations
 
+import importlib.util
+
 __all__ = [
     "AcceptanceError",
     "ConstraintError",
@@ -36,6 +38,7 @@ __all__ = [
     "TreeError",
     "TreeoptError",
     "first_line",
+    "require_module",
 ]
 
 
@@ -96,6 +99,12 @@ class MissingExtraError(TreeoptError):
 
     def __init__(self, command: str, missing: str, extra: str = "torch") -> None:
         super().__init__(f"`{command}` needs `{missing}`, which is not installed: pip install 'treeopt[{extra}]'")
+
+
+def require_module(command: str, module: str, extra: str) -> None:
+    """Raise MissingExtraError, which names the pip command, unless an optional dependency is installed."""
+    if importlib.util.find_spec(module) is None:
+        raise MissingExtraError(command, module, extra)
 
 
 def first_line(error: BaseException) -> str:

@@ -80,15 +80,23 @@ def read_prompts(path: str | Path, *, split: str | None = None) -> list[Prompt]:
     return kept
 
 
-def read_prompt_files(paths: Sequence[Path], *, split: str | None = None) -> list[Prompt]:
+def read_prompt_files(paths: Sequence[Path], *, split: str | None = None, limit: int | None = None) -> list[Prompt]:
     """Read several prompt files as one; see `read_prompts`.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+    split : {'train', 'calibration', 'evaluation'}, optional
+    limit : int, optional
+        Most prompts of each file, taken evenly.
 
     Raises
     ------
     PromptError
         As `read_prompts`, and when two files share an id.
     """
-    prompts = [prompt for path in paths for prompt in read_prompts(path, split=split)]
+    files = [read_prompts(path, split=split) for path in paths]
+    prompts = [prompt for found in files for prompt in (found if limit is None else evenly(found, limit))]
     _refuse_repeated(prompts, ", ".join(map(str, paths)))
     return prompts
 

@@ -25,7 +25,7 @@ import torch
 from tests.benchmarks.optimizer import spread
 from treeopt.bundled import DEMO_HEADS, DEMO_PROMPTS, calibration_path
 from treeopt.calibrate.continuations import Continuation, continue_prompts
-from treeopt.calibrate.observe import OBSERVED_TOKENS, Candidates, _chunk_rows, batches, document_states, observe
+from treeopt.calibrate.observe import OBSERVED_TOKENS, Candidates, batches, chunk_rows, document_states, observe
 from treeopt.heads import MedusaHeads
 from treeopt.heads.ranking import ranks_of
 from treeopt.prompts import evenly, read_prompts
@@ -57,7 +57,7 @@ def observed_pass(forward, heads, documents):
 
 def bound(forward, heads, documents):
     """The forward and one product a head and position."""
-    rows = _chunk_rows(heads.vocabulary, forward.device, Candidates())
+    rows = chunk_rows(heads.vocabulary, forward.device, Candidates())
     total = torch.zeros((), device=forward.device)
     for batch in batches(documents, OBSERVED_TOKENS):
         width = max(document.num_inputs for document in batch)

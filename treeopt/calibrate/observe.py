@@ -19,7 +19,16 @@ from treeopt.targets.cache import RowCache
 from treeopt.targets.forward import Forward
 from treeopt.targets.limits import context_length
 
-__all__ = ["OBSERVED_TOKENS", "Candidates", "Observation", "batches", "batches_of", "document_states", "observe"]
+__all__ = [
+    "OBSERVED_TOKENS",
+    "Candidates",
+    "Observation",
+    "batches",
+    "batches_of",
+    "chunk_rows",
+    "document_states",
+    "observe",
+]
 
 OBSERVED_TOKENS = 4096  # padded tokens of one teacher-forced forward, at most
 ENOUGH_TOKENS, MOST_PADDING = 512, 17 / 16
@@ -47,6 +56,9 @@ class Candidates:
 
     num_ranks: int = 0
     temperature: float = 1.0
+
+
+RANKS_ONLY = Candidates()
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +206,8 @@ def _chunks(forward: Forward, ids: Sequence[int]) -> Iterator[tuple[int, Tensor]
         yield start, states
 
 
-def _chunk_rows(vocabulary: int, device: torch.device, candidates: Candidates) -> int:
+def chunk_rows(vocabulary: int, device: torch.device, candidates: Candidates = RANKS_ONLY) -> int:
+    """Return of how many positions the logits may be in memory at once."""
     on_cuda = CUDA_CHUNK_JUDGED if candidates.num_ranks else CUDA_CHUNK_LOGITS
     return max(1, (on_cuda if device.type == "cuda" else CHUNK_LOGITS) // vocabulary)
 
@@ -226,7 +239,7 @@ class _Reading:
     def _rank(self, head: int, rows: Tensor, states: Tensor) -> None:
         """Count the ranks of one head's true tokens, and note its best guesses."""
         observed = (self.left[rows] > head).nonzero()[:, 0]
-        for chunk in torch.split(observed, _chunk_rows(self.heads.vocabulary, states.device, self.candidates)):
+        for chunk in torch.split(observed, chunk_rows(self.heads.vocabulary, states.device, self.candidates)):
             at, true = rows[chunk].to(states.device), self.tokens[rows[chunk] + 1 + head].to(states.device)
             logits = self.heads.project(self.heads.blocks[head](states[chunk.to(states.device)]), head)
             self.ranks[at, head] = self.heads.columns.ranks(logits, true).to(at.device)
@@ -237,7 +250,7 @@ class _Reading:
     def _judge(self, rows: Tensor, states: Tensor) -> None:
         """Note what probability the target gives to the guesses for the tokens `rows`, and its entropies."""
         inner = (self.place[rows] > 0).nonzero()[:, 0]
-        for chunk in torch.split(inner, _chunk_rows(self.forward.vocabulary, states.device, self.candidates)):
+        for chunk in torch.split(inner, chunk_rows(self.forward.vocabulary, states.device, self.candidates)):
             at, device = rows[chunk], states.device
             logits = self.forward.true_logits(states[chunk.to(device)]).float()
             logarithms = (logits / self.candidates.temperature).log_softmax(dim=-1)

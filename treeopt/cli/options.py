@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +10,7 @@ import click
 
 from treeopt import strictjson
 from treeopt.bundled import DEMO_HEADS, DEMO_PROMPTS, calibration_path
-from treeopt.errors import DocumentError, HeadsError, MissingExtraError
+from treeopt.errors import DocumentError, HeadsError, require_module
 
 if TYPE_CHECKING:
     from treeopt.heads import MedusaHeads
@@ -100,8 +99,7 @@ attention_option = click.option(
 def require_torch(command: str) -> None:
     """Raise MissingExtraError, which names the pip command, unless the torch extra is installed."""
     for module in TORCH_SIDE:
-        if importlib.util.find_spec(module) is None:
-            raise MissingExtraError(command, module)
+        require_module(command, module, "torch")
 
 
 def heads_path(target: str, heads: str | None) -> Path:

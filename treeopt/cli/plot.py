@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import click
 
 from treeopt.cli.latency import curve_of, latency_options
 from treeopt.cli.options import kind_of, seed_option
-from treeopt.errors import MissingExtraError, PictureError
+from treeopt.errors import PictureError, require_module
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,8 +67,7 @@ def plot(
         treeopt plot trace.safetensors --picture nodes --nodes 32 -o nodes.svg
         treeopt plot latency.json --trace trace.safetensors --context 1024 -o machine.png
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError("treeopt plot", "matplotlib", "plot")
+    require_module("treeopt plot", "matplotlib", "plot")
     from treeopt.plot.paper import picture_kind, save
 
     picture_kind(Path(output))  # before the work, not after it

@@ -1,113 +1,154 @@
-"""treeopt train: Medusa heads for a frozen target, on text of the target's own."""
+"""treeopt train: Medusa heads, on a frozen target or together with it."""
 
 from __future__ import annotations
 
-import math
+import json
+import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from treeopt.cli.options import MAX_SEED, device_map_option, prompts_path, require_one_placement, require_torch
+from treeopt.cli.options import prompts_path, require_one_placement, require_torch
+from treeopt.cli.train_options import JOINT, given, recipe_of, training_options
+from treeopt.errors import require_module
+
+if TYPE_CHECKING:
+    from treeopt.calibrate.processes import Processes
+    from treeopt.prompts import Prompt
+    from treeopt.targets.loading import LoadedTarget
+    from treeopt.training import JointSettings, Sample, Trained, TrainingSettings
 
 __all__ = ["train"]
 
 
-def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    """Refuse NaN, which no range does: every comparison with it is false."""
-    if math.isnan(value):
-        raise click.BadParameter(f"{value} is no rate", ctx, param)
-    return value
-
-
 @click.command()
-@click.option(
-    "--target", default="demo", show_default=True, metavar="PATH_OR_ID",
-    help="A Hugging Face directory or hub id; demo is SmolLM2-135M-Instruct, fetched once.",
-)  # fmt: skip
-@click.option("--device", default="auto", show_default=True)
-@device_map_option
-@click.option(
-    "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto", show_default=True
-)
-@click.option(
-    "--prompts", "prompt_files", multiple=True, type=click.Path(dir_okay=False),
-    help="Prompt file; may be repeated.  [default: the bundled chat prompts]",
-)  # fmt: skip
-@click.option("--split", default="train", show_default=True, help="Prompts of this split; all if none is stated.")
-@click.option(
-    "--continuations", type=click.Choice(["generated", "dataset"]), default="generated", show_default=True,
-    help="Text of the target's own, or the replies in the prompt file.",
-)  # fmt: skip
-@click.option("--max-new-tokens", default=256, show_default=True, type=click.IntRange(2), help="Most tokens a prompt.")
-@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(1), help="Prompts continued together.")
-@click.option("--num-heads", default=5, show_default=True, type=click.IntRange(1))
-@click.option("--num-layers", default=1, show_default=True, type=click.IntRange(1), help="Residual blocks a head.")
-@click.option("--epochs", default=3, show_default=True, type=click.IntRange(1))
-@click.option(
-    "--learning-rate", default=2e-3, show_default=True, type=click.FloatRange(0, 1, min_open=True), callback=_finite,
-)  # fmt: skip
-@click.option("--positions", default=256, show_default=True, type=click.IntRange(1), help="Positions of one step.")
-@click.option(
-    "--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, help="Seed of the order of the data."
-)
-@click.option("-o", "--output", required=True, type=click.Path(file_okay=False), help="Directory for the heads.")
-def train(
-    target: str,
-    device: str,
-    device_map: str | None,
-    dtype: str,
-    prompt_files: tuple[str, ...],
-    split: str,
-    continuations: str,
-    max_new_tokens: int,
-    batch_size: int,
-    num_heads: int,
-    num_layers: int,
-    epochs: int,
-    learning_rate: float,
-    positions: int,
-    seed: int,
-    output: str,
-) -> None:
-    """Train Medusa heads: the target is frozen, user turns are not learnt.
+@training_options
+@click.pass_context
+def train(ctx: click.Context, /, **options: Any) -> None:
+    """Train Medusa heads: only what the assistant says is learnt.
 
-    The target first continues the prompts; text and training state are kept in OUTPUT.partial/ so that an interrupted
-    run goes on where it was. The text stays there for another training; delete the folder when it is not needed.
+    The target first continues the prompts. Medusa-1 then trains heads on the frozen target; Medusa-2 goes on with both
+    together and also writes the target that comes of it, OUTPUT/target. Text and checkpoints are kept in OUTPUT.partial/
+    so that an interrupted run goes on where it was; delete the folder when it is not needed. torchrun shares the work
+    among processes, a GPU each.
 
     \b
-    Example:
+    Examples:
         treeopt train --target demo --num-heads 4 -o heads/
+        treeopt train --recipe recipe.json -o medusa2/
     """
     require_torch("treeopt train")
-    require_one_placement(device, device_map)
-    import torch
-
-    from treeopt.calibrate.continuations import continue_prompts, dataset_continuations
+    require_module("treeopt train", "accelerate", "train")
+    _check(ctx, options)
+    from treeopt.calibrate.processes import joined
+    from treeopt.heads import MedusaHeads
     from treeopt.prompts import read_prompt_files
     from treeopt.targets.loading import load_target
-    from treeopt.training import TrainingSettings, train_heads
+    from treeopt.training import train as run
 
-    prompts = read_prompt_files(prompts_path(prompt_files), split=split)
-    loaded = load_target(target, device=device, dtype=dtype, device_map=device_map)
-    work = Path(f"{Path(output).resolve()}.partial")
-    if continuations == "dataset":
-        documents = dataset_continuations(loaded, prompts, max_new_tokens=max_new_tokens)
-    else:
-        store = work / "continuations.jsonl"
-        documents = continue_prompts(loaded, prompts, store, max_new_tokens=max_new_tokens, batch_size=batch_size)
+    settings, joint = _settings(options)
+    with joined(options["device"], options["timeout"]) as processes:
+        prompts = read_prompt_files(
+            prompts_path(options["prompt_files"]), split=options["split"], limit=options["limit"]
+        )
+        target = load_target(
+            options["target"], device=processes.device, dtype=options["dtype"], device_map=options["device_map"]
+        )
+        heads = None
+        if options["heads_name"] is not None:
+            heads = MedusaHeads.load(options["heads_name"], target.model, num_tokens=target.num_tokens)
+        work = Path(f"{Path(options['output']).resolve()}.partial")
+        samples = _samples(target, prompts, work, options, processes)
+        trained = run(target, samples, settings, work, joint=joint, heads=heads, processes=processes)
+        if processes.rank == 0:
+            _write(trained, target, samples, Path(options["output"]), work, recipe_of(ctx))
+            _say(trained, samples, options["output"])
+
+
+def _check(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Refuse options that contradict each other, before anything is loaded."""
+    require_one_placement(options["device"], options["device_map"])
+    if options["epochs"] == 0 and options["heads_name"] is None:
+        raise click.UsageError("--epochs 0 leaves fresh heads as they are; give --heads, or at least one epoch")
+    if options["epochs"] == 0 and options["method"] == "medusa-1":
+        raise click.UsageError("--epochs 0 trains nothing with --method medusa-1; give at least one epoch")
+    if options["method"] == "medusa-1":
+        idle = [name for name in JOINT if given(ctx, name)]
+        if idle:
+            raise click.UsageError(
+                f"--{idle[0].replace('_', '-')} belongs to --method medusa-2; give it or leave this out"
+            )
+    if options["heads_name"] is not None:
+        idle = [name for name in ("num_heads", "num_layers", "own_lm_heads") if given(ctx, name)]
+        if idle:
+            raise click.UsageError(f"--{idle[0].replace('_', '-')} is that of fresh heads; --heads has its own")
+
+
+def _settings(options: dict[str, Any]) -> tuple[TrainingSettings, JointSettings | None]:
+    from treeopt.training import JointSettings, TrainingSettings
+
     settings = TrainingSettings(
-        num_heads=num_heads,
-        num_layers=num_layers,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        batch_size=positions,
-        seed=seed,
+        batch_size=options["positions"],
+        **{
+            name: options[name]
+            for name in (
+                "num_heads", "num_layers", "own_lm_heads", "epochs", "learning_rate", "warmup_steps", "accumulate",
+                "mixed_precision", "seed", "report_to",
+            )
+        },
+    )  # fmt: skip
+    if options["method"] == "medusa-1":
+        return settings, None
+    return settings, JointSettings(**{field: options[name] for name, field in JOINT.items()})
+
+
+def _samples(
+    target: LoadedTarget, prompts: list[Prompt], work: Path, options: dict[str, Any], processes: Processes
+) -> list[Sample]:
+    from treeopt.calibrate.continuations import generated_documents
+    from treeopt.training import conversations, whole
+
+    if options["continuations"] == "dataset":
+        return conversations(target, prompts, max_new_tokens=options["max_new_tokens"])
+    documents = generated_documents(
+        target, prompts, work / "continuations.jsonl", processes,
+        max_new_tokens=options["max_new_tokens"], batch_size=options["batch_size"],
+    )  # fmt: skip
+    return [whole(document) for document in documents]
+
+
+def _write(
+    trained: Trained, target: LoadedTarget, samples: list[Sample], output: Path, work: Path, recipe: dict[str, Any]
+) -> None:
+    """Write heads, target and log; each appears whole. What is left of the training itself is of no more use."""
+    import torch
+
+    from treeopt.files import replacing
+    from treeopt.training.report import summary
+
+    if trained.target is not None:
+        merged = work / "target"
+        shutil.rmtree(merged, ignore_errors=True)
+        trained.target.save_pretrained(merged)
+        target.tokenizer.save_pretrained(merged)
+        output.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(output / "target", ignore_errors=True)
+        merged.replace(output / "target")
+    trained.heads.save(output, dtype=torch.bfloat16)
+    with replacing(output / "training.jsonl") as temporary:
+        lines = [summary(trained, samples, recipe), *trained.log]
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf8")
+    for name in ("heads", "joint"):
+        shutil.rmtree(work / name, ignore_errors=True)
+    for name in ("heads.safetensors", "heads.json", "training.json"):
+        (work / name).unlink(missing_ok=True)
+
+
+def _say(trained: Trained, samples: list[Sample], output: str) -> None:
+    from treeopt.training.report import describe
+
+    click.echo(describe(trained, samples))
+    click.echo(
+        f"written to {output}" + (f", the target to {output}/target" if trained.target is not None else ""), err=True
     )
-    state = work / "training.pt"
-    heads, accuracies = train_heads(loaded, documents, settings, state)
-    heads.save(output, dtype=torch.bfloat16)
-    state.unlink(missing_ok=True)
-    tokens = sum(len(document.tokens) for document in documents)
-    click.echo(f"{len(documents)} documents, {tokens} tokens; top-1 accuracy of each head on held-out documents:")
-    click.echo("  ".join(f"head {head} {accuracy:.3f}" for head, accuracy in enumerate(accuracies)))
-    click.echo(f"written to {output}", err=True)

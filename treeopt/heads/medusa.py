@@ -83,7 +83,9 @@ class MedusaHeads(nn.Module):
             self.lm_heads = nn.ModuleList(owned)
 
     @classmethod
-    def for_target(cls, target: nn.Module, num_heads: int = 5, num_layers: int = 1) -> MedusaHeads:
+    def for_target(
+        cls, target: nn.Module, num_heads: int = 5, num_layers: int = 1, *, own_lm_heads: bool = False
+    ) -> MedusaHeads:
         """Return untrained heads for a target, on its device and in its dtype.
 
         Parameters
@@ -91,9 +93,14 @@ class MedusaHeads(nn.Module):
         target : PreTrainedModel
         num_heads : int
         num_layers : int
+        own_lm_heads : bool
+            Whether each head gets a copy of the target's output embedding to be trained.
         """
         output = OutputEmbedding.of(target)
-        heads = cls(output.module, output.hidden_size, num_heads, num_layers, columns=Columns(output.num_tokens))
+        heads = cls(
+            output.module, output.hidden_size, num_heads, num_layers,
+            own_lm_heads=own_lm_heads, columns=Columns(output.num_tokens),
+        )  # fmt: skip
         return heads.to(output.device, output.dtype).eval()
 
     @classmethod
@@ -169,14 +176,21 @@ class MedusaHeads(nn.Module):
             raise HeadsError("`lm_head` of the target is quantised; give a target whose output embedding is not")
         return weight[: self.vocabulary] if self.columns.ids is None else weight[self.columns.ids]
 
+    def output(self, head: int) -> nn.Module:
+        """Return a head's output embedding."""
+        return self._shared[0] if self.lm_heads is None else self.lm_heads[head]
+
+    def share(self, lm_head: nn.Module) -> None:
+        """Read another output embedding of the same size from now on: the target's own may have been wrapped or copied."""
+        self._shared = (lm_head,)
+
     def states(self, hidden: Tensor) -> Tensor:
         """Return what each head's output embedding reads, shape (heads, *hidden.shape)."""
         return torch.stack([block(hidden) for block in self.blocks])
 
     def project(self, states: Tensor, head: int) -> Tensor:
         """Return a head's logits, (..., vocabulary), from its entry of `states`: `columns` says of which tokens."""
-        lm_head = self._shared[0] if self.lm_heads is None else self.lm_heads[head]
-        return project(lm_head, states)[..., : self.vocabulary]
+        return project(self.output(head), states)[..., : self.vocabulary]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits of all heads, (heads, ..., vocabulary); for few positions only."""

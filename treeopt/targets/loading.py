@@ -12,9 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from treeopt.errors import TargetError, first_line
+from treeopt.errors import TargetError, first_line, require_module
 from treeopt.targets.demo import DEMO_NAME, demo_directory
-from treeopt.targets.placement import hand_over, require_accelerate, require_whole
+from treeopt.targets.placement import hand_over, require_whole
 
 __all__ = ["DTYPES", "LoadedTarget", "dtype_keyword", "eos_ids", "fingerprint", "load_target", "loading_errors"]
 
@@ -89,13 +89,13 @@ def load_target(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device_map is not None:
-        require_accelerate("--device-map")
+        require_module("--device-map", "accelerate", "large")
     transformers_logging.disable_progress_bar()
     with loading_errors(name):
         tokenizer = AutoTokenizer.from_pretrained(where)
         quantised = getattr(AutoConfig.from_pretrained(where), "quantization_config", None) is not None
         if quantised and device_map is None:
-            require_accelerate(f"--target {name}")
+            require_module(f"--target {name}", "accelerate", "large")
             device_map = {"": device}
         # The parts of a quantised target have dtypes that belong together.
         keywords: dict[str, Any] = {dtype_keyword(): "auto" if quantised and dtype == "auto" else _dtype(dtype, device)}

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from treeopt.errors import MissingExtraError, TargetError
+from treeopt.errors import TargetError
 
-__all__ = ["decoder_of", "hand_over", "is_spread", "require_accelerate", "require_whole"]
-
-
-def require_accelerate(command: str) -> None:
-    """Raise MissingExtraError unless accelerate, which places large and quantised targets, is installed."""
-    if importlib.util.find_spec("accelerate") is None:
-        raise MissingExtraError(command, "accelerate", "large")
+__all__ = ["decoder_of", "hand_over", "is_spread", "require_whole"]
 
 
 def require_whole(name: str, model: PreTrainedModel) -> None:

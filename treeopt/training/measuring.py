@@ -1,0 +1,138 @@
+"""What heads and target are worth so far, on documents that are not learnt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from treeopt.acceptance import AcceptanceTable
+from treeopt.calibrate.documents import Continuation
+from treeopt.calibrate.observe import RANKS_ONLY, batches, observe
+from treeopt.heads.medusa import MedusaHeads
+from treeopt.heads.output import OutputEmbedding
+from treeopt.optimize import best_tree
+from treeopt.targets.forward import Forward
+from treeopt.trace import RankTrace
+from treeopt.training.joint_stage import last_states, logits_of
+from treeopt.training.losses import text_loss
+from treeopt.training.samples import Sample, labels_of
+
+__all__ = ["MEASURED_NODES", "Measure", "as_served", "measure", "perplexity"]
+
+MEASURED_NODES = 64
+MEASURED_TOKENS = 16384  # what measures is cut to so many tokens: it is done again and again
+FORWARD_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Heads on held-out documents.
+
+    Attributes
+    ----------
+    accuracies : tuple of float
+        Of each head's best guess, in [0, 1].
+    expected_accepted : float
+        E[L] of the best tree of 64 nodes, root excluded.
+    """
+
+    accuracies: tuple[float, ...]
+    expected_accepted: float
+
+    def log(self) -> dict[str, object]:
+        """Return what is written into a log."""
+        return {"accuracies": list(self.accuracies), "expected_accepted": self.expected_accepted}
+
+    def __str__(self) -> str:
+        shown = " ".join(f"{accuracy:.3f}" for accuracy in self.accuracies)
+        return f"top-1 {shown}, E[L] at {MEASURED_NODES} nodes {self.expected_accepted:.3f}"
+
+
+@torch.no_grad()
+def measure(target: PreTrainedModel, heads: MedusaHeads, samples: Sequence[Sample]) -> Measure:
+    """Return the accuracies of heads and E[L] of the best tree that they allow.
+
+    Parameters
+    ----------
+    target : PreTrainedModel
+    heads : MedusaHeads
+        In any dtype; they are measured as they are served, in the target's.
+    samples : sequence of Sample
+    """
+    served, forward = as_served(heads, target), Forward(target)
+    chosen = {sample.document.prompt_id: sample for sample in _first(samples)}
+    ranks = []
+    for batch in batches([sample.document for sample in chosen.values()], FORWARD_TOKENS):
+        for document, seen in zip(batch, observe(forward, served, batch, RANKS_ONLY)):
+            labels = labels_of(chosen[document.prompt_id], heads.num_heads)[:, 1:]
+            ranks.append(torch.where(labels >= 0, seen.ranks.cpu(), -1).numpy())
+    offsets = np.cumsum([0, *map(len, ranks)])
+    trace = RankTrace(np.concatenate(ranks).astype(np.int32), offsets)
+    hits, positions = trace.counts()
+    # Few documents may be too short for the last heads, which then count as never right.
+    table = AcceptanceTable.from_counts(hits, np.maximum(positions, 1))
+    accuracies = tuple(float(rate) for rate in table.rates[:, 0])
+    return Measure(accuracies, best_tree(table, num_nodes=MEASURED_NODES).expected_accepted)
+
+
+@torch.no_grad()
+def perplexity(target: PreTrainedModel, samples: Sequence[Sample]) -> tuple[float, float]:
+    """Return the target's perplexity of the text that it may learn, and of the prompts before it.
+
+    Prompts are text that neither the target as it was nor the trained one wrote; what frames their turns counts too.
+
+    Parameters
+    ----------
+    target : PreTrainedModel
+    samples : sequence of Sample
+    """
+    forward = Forward(target)
+    logits, device = logits_of(forward), forward.device
+    sums, counts = [0.0, 0.0], [0, 0]
+    documents = {sample.document.prompt_id: sample for sample in _first(samples)}
+    for batch in batches([sample.document for sample in documents.values()], FORWARD_TOKENS):
+        for document in batch:
+            states, true = _every_state(forward, document)
+            learnt = torch.zeros(len(true), dtype=torch.bool)
+            learnt[len(document.prompt) - 1 :] = torch.tensor(documents[document.prompt_id].learnt)
+            for kind, chosen in enumerate((learnt, ~learnt)):
+                where = chosen.to(device)
+                sums[kind] += float(text_loss(logits, states[where], true[where]))
+                counts[kind] += int(chosen.sum())
+    own, prompts = (math.exp(total / max(count, 1)) for total, count in zip(sums, counts))
+    return own, prompts
+
+
+def _every_state(forward: Forward, document: Continuation) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the state before each token but the first, and these tokens."""
+    ids = torch.tensor([[*document.prompt, *document.tokens]], device=forward.device)
+    rows = torch.arange(ids.shape[1] - 1, device=forward.device)
+    return last_states(forward, ids[:, :-1], rows), ids[0, 1:]
+
+
+def as_served(heads: MedusaHeads, target: nn.Module) -> MedusaHeads:
+    """Return a copy of heads in a target's dtype, reading its output embedding."""
+    output = OutputEmbedding.of(target)
+    served = MedusaHeads(
+        output.module, output.hidden_size, heads.num_heads, heads.num_layers,
+        own_lm_heads=heads.lm_heads is not None, columns=heads.columns,
+    )  # fmt: skip
+    served.to(output.device, output.dtype).load_state_dict(heads.state_dict())
+    return served.eval()
+
+
+def _first(samples: Sequence[Sample]) -> list[Sample]:
+    chosen: list[Sample] = []
+    tokens = 0
+    for sample in samples:
+        tokens += sample.document.num_inputs
+        if chosen and tokens > MEASURED_TOKENS:
+            break
+        chosen.append(sample)
+    return chosen

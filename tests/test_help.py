@@ -76,6 +76,8 @@ def folder(run, target, tmp_path, monkeypatch):
         trace.write(tmp_path / f"{name}.safetensors")
     curves = [{"nodes": [1, 64], "seconds": [0.01, 0.02], "batch": 1, "context": 1024}]
     (tmp_path / "latency.json").write_text(json.dumps({"schema": "treeopt.latency/1", "curves": curves}))
+    recipe = {"schema": "treeopt.recipe/1", "method": "medusa-2", "num_heads": 2, "epochs": 1, "max_new_tokens": 8}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
     (tmp_path / "choices.json").write_text("[[0], [1], [0, 0]]")
     assert run("build", "trace.safetensors", "--nodes", 9, "-o", "tree.json").exit_code == 0
     return tmp_path

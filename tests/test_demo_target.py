@@ -87,3 +87,14 @@ def test_a_calibration_of_a_few_prompts_repeats_the_bundled_ranks(demo_target, h
     # The products are summed in another order: logits deep in the tail may change places, shallow ranks do not.
     shallow = (expected.ranks < 16) | (again.ranks < 16)
     assert (again.ranks[shallow] == expected.ranks[shallow]).mean() > 0.999
+
+
+def test_the_committed_recipe_of_medusa_2_gives_a_pair_that_decodes_like_its_target(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(TREES.parent)  # its paths begin there
+    few = ["--limit", 3, "--max-new-tokens", 16, "--dtype", "float32", "--batch-tokens", 256]
+    trained = run("train", "--recipe", "calibration/recipes/demo_medusa2.json", *few, "-o", tmp_path / "out")
+    assert trained.exit_code == 0, trained.output
+    assert "the target's perplexity of the text" in trained.stdout
+    pair = ["--target", tmp_path / "out" / "target", "--heads", tmp_path / "out"]
+    verified = run("verify", TREES / "demo-16.json", *pair, "--limit", 1, "--max-new-tokens", 32)
+    assert verified.exit_code == 0, verified.output

@@ -16,6 +16,9 @@ from treeopt.training.joint_stage import DocumentBatches, Together
 from treeopt.training.measuring import measure, perplexity
 from treeopt.training.samples import Sample
 
+# Checkpoints of a tiny run come faster than file times tell apart; older versions of transformers say so.
+pytestmark = pytest.mark.filterwarnings("ignore:mtime may not be reliable")
+
 DOCUMENTS = [whole(Continuation(str(i), None, (1, 2), tuple((i + j) % 13 for j in range(12)))) for i in range(40)]
 SETTINGS = TrainingSettings(num_heads=3, epochs=2, warmup_steps=2, batch_size=64)
 JOINT = JointSettings(epochs=2, learning_rate=1e-2, batch_tokens=100, warmup_steps=2, lora_rank=4, lora_alpha=8)
@@ -135,6 +138,7 @@ def stopped_after(monkeypatch, count, run):
 def test_interrupted_training_goes_on_to_the_same_heads_and_target(fresh, tmp_path, monkeypatch, count, backbone):
     monkeypatch.setattr(heads_stage, "GROUP_TOKENS", 100)
     monkeypatch.setattr(trainer, "SAVE_SPACING", 0)
+    monkeypatch.setattr(trainer, "SAVE_SECONDS", 0)
     joint = JointSettings(epochs=2, learning_rate=1e-2, batch_tokens=100, backbone=backbone, lora_rank=4, distill=True)
     whole_run = train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "whole", joint=joint)
     stopped_after(monkeypatch, count, lambda: train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "work", joint=joint))
@@ -151,6 +155,7 @@ def test_interrupted_training_goes_on_to_the_same_heads_and_target(fresh, tmp_pa
 
 def test_a_checkpoint_that_was_not_finished_is_passed_over(fresh, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "SAVE_SPACING", 0)
+    monkeypatch.setattr(trainer, "SAVE_SECONDS", 0)
     whole_run = train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "whole")
     stopped_after(monkeypatch, 4, lambda: train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "work"))
     newest = tmp_path / "work" / "heads" / "checkpoint-4"
@@ -354,10 +359,44 @@ def test_the_log_holds_losses_rates_and_measures(fresh, tmp_path):
     json.dumps(log)
 
 
-def test_mixed_precision_trains(fresh, tmp_path):
-    settings = TrainingSettings(num_heads=2, epochs=2, warmup_steps=1, batch_size=64, mixed_precision="bf16")
+@pytest.mark.parametrize(("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)])
+def test_mixed_precision_computes_in_half_and_learns(fresh, tmp_path, monkeypatch, precision, dtype):
+    seen, forward = set(), torch.nn.Linear.forward
+
+    def noted(linear, given):
+        product = forward(linear, given)
+        if linear.weight.requires_grad and torch.is_grad_enabled():
+            seen.add((linear.weight.dtype, product.dtype))
+        return product
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", noted)
+    settings = TrainingSettings(num_heads=2, epochs=2, warmup_steps=1, batch_size=64, mixed_precision=precision)
     trained = train(fresh(), DOCUMENTS, settings, tmp_path, joint=JOINT)
+    assert seen == {(torch.float32, dtype)}
     assert trained.measures["joint"].expected_accepted > trained.measures["heads"].expected_accepted
+
+
+def test_a_run_that_ended_before_its_result_was_written_gives_it_at_once(fresh, tmp_path, monkeypatch):
+    first = train(fresh(), DOCUMENTS, SETTINGS, tmp_path, joint=JOINT)
+    steps, step = [], torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *args, **keywords: steps.append(1) or step(*args, **keywords))
+    again = train(fresh(), DOCUMENTS, SETTINGS, tmp_path, joint=JOINT)
+    assert not steps
+    assert again.measures == first.measures
+    assert all(map(torch.equal, again.target.state_dict().values(), first.target.state_dict().values()))
+
+
+def test_what_is_kept_to_is_free_of_dropout(tiny_target):
+    config = LlamaConfig(**{**tiny_target.config.to_dict(), "attention_dropout": 0.5})
+    model = LlamaForCausalLM(config).eval()
+    model.load_state_dict(tiny_target.state_dict())
+    joint = JointSettings(distill=True, lora_rank=4)
+    together = Together(backbone_of(model, joint), MedusaHeads.for_target(model, 1), joint).train()
+    ids, rows = torch.tensor([[1, 2, 3, 4]]), torch.arange(4)
+    before = together._states_before(ids, rows)
+    assert torch.equal(before, tiny_target.model(ids).last_hidden_state[0])
+    assert model.training
+    assert not torch.equal(before, model.model(ids).last_hidden_state[0])  # dropout is at work otherwise
 
 
 def test_gradient_checkpointing_changes_no_step(fresh, tmp_path):

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.memory import Live
 from treeopt.heads import MedusaHeads
 from treeopt.training import losses
 from treeopt.training.losses import Logits, divergence, heads_loss, text_loss
@@ -117,3 +118,21 @@ def test_heads_in_float32_learn_from_states_in_bfloat16():
     for parameter in heads.parameters():
         assert parameter.grad.dtype == torch.float32
         assert parameter.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("own_lm_heads", [False, True])
+def test_learning_over_a_vocabulary_of_128k_takes_a_part_of_one_heads_logits(own_lm_heads):
+    vocabulary, positions = 128 * 1024, 256
+    torch.manual_seed(0)
+    lm_head = nn.Linear(8, vocabulary, bias=False).requires_grad_(False)
+    heads = MedusaHeads(lm_head, 8, num_heads=5, own_lm_heads=own_lm_heads)
+    hidden, labels = torch.randn(positions, 8), torch.randint(0, vocabulary, (positions, 5))
+    labels[-60:, 3] = -1
+    with Live() as live:
+        loss = heads_loss(heads, hidden, labels, (labels >= 0).sum(0))
+        loss.backward()
+    # Bytes. One head's logits are 128 MiB in float32, and two such tensors would be needed; seen were 48 and 72 MiB. The
+    # gradients of five output embeddings are 20 of them.
+    assert live.most < 96 << 20
+    with torch.no_grad():
+        assert float(loss.detach()) == pytest.approx(float(plain_loss(heads, hidden, labels)), rel=1e-6)

@@ -1,13 +1,11 @@
 """Long documents in chunks and windows, and the memory that a pass takes."""
 
 import copy
-import weakref
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from tests.memory import Live
 from tests.reference import rank_of
 from treeopt.calibrate import observe as module
 from treeopt.calibrate.continuations import Continuation, dataset_documents
@@ -121,38 +119,6 @@ def test_a_reply_longer_than_the_context_is_calibrated_whole(tiny_loaded, tiny_h
 
 
 # Memory
-
-
-class Live(TorchDispatchMode):
-    """Sums the storages that operations have made and that are still alive; remembers the most there were."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.most = 0
-        self.known = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        given = {
-            leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-        }
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.note(leaf.untyped_storage(), given)
-        return result
-
-    def note(self, storage, given):
-        key, size = storage._cdata, storage.nbytes()
-        if key in given or key in self.known:
-            return
-        self.known.add(key)
-        self.now += size
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self.forget, key, size)
-
-    def forget(self, key, size):
-        self.known.discard(key)
-        self.now -= size
 
 
 def test_the_meter_sees_what_is_alive_at_once():

@@ -68,13 +68,20 @@ class Together(nn.Module):
         states, own = last_states(forward, input_ids, rows), logits_of(forward)
         spoken = labels[:, 0] >= 0
         if self._settings.distill:
-            with torch.no_grad(), self._backbone.original() as original:
-                before = last_states(original, input_ids, rows)[spoken]
+            before = self._states_before(input_ids, rows)[spoken]
             loss = divergence(own, states[spoken], self._original_logits(own), before)
         else:
             loss = text_loss(own, states[spoken], labels[spoken, 0])
         guessed = heads_loss(self.heads, states, labels[:, 1:], counts[1:])
         return {"loss": loss / counts[0].clamp_min(1) + self.heads_weight * guessed}
+
+    @torch.no_grad()
+    def _states_before(self, input_ids: Tensor, rows: Tensor) -> Tensor:
+        with self._backbone.original() as original:
+            original.target.eval()  # no dropout in what is kept to
+            states = last_states(original, input_ids, rows)
+        self.target.train(self.training)
+        return states
 
     def _original_logits(self, own: Logits) -> Logits:
         def project(states: Tensor) -> Tensor:
@@ -82,6 +89,10 @@ class Together(nn.Module):
                 return original.true_logits(states)
 
         return Logits(project, own.vocabulary)
+
+    def advance(self, progress: float) -> None:
+        """Note how much of the training is done."""
+        self.progress = progress
 
     @property
     def heads_weight(self) -> float:

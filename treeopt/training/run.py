@@ -168,9 +168,10 @@ class _Run:
     def together(self, heads: MedusaHeads, backbone: Backbone, joint: JointSettings) -> Log:
         """Train heads and target in place."""
         settings, target = self.settings, backbone.target
+        module = Together(backbone, heads, joint)
         stage = Stage(
             label="training target and heads",
-            module=Together(backbone, heads, joint),
+            module=module,
             groups=[
                 Group([p for p in target.parameters() if p.requires_grad], joint.learning_rate),
                 Group(list(heads.parameters()), joint.learning_rate * joint.heads_rate),
@@ -186,6 +187,7 @@ class _Run:
             folder=self.work / "joint",
             device=target.device,
             measure=lambda: measure(target, heads, self.measuring),
+            advance=module.advance,
         )
         return [{"stage": "joint", **entry} for entry in run_stage(stage)]
 

@@ -28,6 +28,7 @@ class TrainingSettings:
     learning_rate : float
         Peak of a cosine that ends at 0, after a linear warm-up.
     warmup_steps : int
+        A quarter of all steps at most.
     batch_size : int
         Positions of one pass.
     accumulate : int
@@ -88,6 +89,7 @@ class JointSettings:
     max_length : int
         Tokens of a document; what is longer is cut.
     warmup_steps : int
+        A quarter of all steps at most.
     weight_decay : float
     gradient_checkpointing : bool
         Whether layers are computed again in the backward pass instead of kept.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,14 +16,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from treeopt.errors import HeadsError, first_line
+from treeopt.errors import HeadsError, TargetError, first_line
 from treeopt.progress import Progress
 
 __all__ = ["Group", "Stage", "run_stage"]
 
 BETAS = (0.9, 0.95)
 CLIPPED_NORM = 1.0
-SAVE_SPACING = 20  # times as long as a save took pass before the next
+SAVE_SPACING = 20  # times as long as a save took pass before the next,
+SAVE_SECONDS = 10.0  # and so many seconds
 MEASURE_SPACING = 20  # the same for measuring
 LOGGED_STEPS = 100  # of a stage
 COMPLETE = "complete"  # stands in a checkpoint that was written to its end
@@ -63,6 +65,8 @@ class Stage:
     device : torch.device
     measure : callable
         Gives what is shown and logged of the state so far.
+    advance : callable
+        Is told before each step how much of the training is done, in [0, 1].
     """
 
     label: str
@@ -79,6 +83,7 @@ class Stage:
     folder: Path
     device: torch.device
     measure: Callable[[], Any]
+    advance: Callable[[float], None] = lambda progress: None
 
 
 def run_stage(stage: Stage) -> list[dict[str, Any]]:
@@ -96,13 +101,16 @@ def run_stage(stage: Stage) -> list[dict[str, Any]]:
     """
     wrapped = _Trained(stage.module)
     arguments = _arguments(stage)
+    _require_own_device(stage.device, arguments.device)
     num_passes = -(-len(stage.items) // arguments.world_size)  # type: ignore[arg-type]
     num_steps = -(-num_passes // stage.accumulate)
     optimizer = torch.optim.AdamW(
         [{"params": list(group.parameters), "lr": group.learning_rate} for group in stage.groups],
         lr=stage.groups[0].learning_rate, weight_decay=stage.weight_decay, betas=BETAS,
     )  # fmt: skip
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _cosine(stage.warmup_steps, num_steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, _cosine(min(stage.warmup_steps, max(1, num_steps // 4)), num_steps)
+    )
     arguments.logging_steps = max(1, num_steps // LOGGED_STEPS)
     talk = _Talk(stage, num_steps)
     trainer = _Trainer(
@@ -146,7 +154,7 @@ class _Trained(nn.Module):
             raise HeadsError("the checkpoint holds other parameters than are trained")
         for name, value in state_dict.items():
             own[name].copy_(value)
-        return torch.nn.modules.module._IncompatibleKeys([], [])
+        return SimpleNamespace(missing_keys=[], unexpected_keys=[])
 
 
 class _Trainer(Trainer):  # type: ignore[misc]
@@ -197,10 +205,18 @@ def _arguments(stage: Stage) -> TrainingArguments:
         dataloader_pin_memory=False,
         remove_unused_columns=False,
         disable_tqdm=True,
-        log_level="error",
         report_to=stage.report_to,
         seed=stage.seed,
     )
+
+
+def _require_own_device(given: torch.device, chosen: torch.device) -> None:
+    """Refuse a CUDA device that is not the one which Trainer takes."""
+    if given.type == "cuda" and (given.index or 0) != (chosen.index or 0):
+        raise TargetError(
+            f"training takes {chosen} and the target is on {given}; hide the other devices with "
+            f"CUDA_VISIBLE_DEVICES={given.index} instead of --device"
+        )
 
 
 class _Talk(TrainerCallback):  # type: ignore[misc]
@@ -222,8 +238,7 @@ class _Talk(TrainerCallback):  # type: ignore[misc]
                 self._measure(state)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if hasattr(self._stage.module, "progress"):
-            self._stage.module.progress = state.global_step / self._num_steps
+        self._stage.advance(state.global_step / self._num_steps)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         last = state.global_step >= self._num_steps
@@ -247,7 +262,7 @@ class _Talk(TrainerCallback):  # type: ignore[misc]
 
     def _save_is_due(self, args: TrainingArguments) -> bool:
         self._saving = time.monotonic()
-        due = torch.tensor(float(self._saving - self._saved >= SAVE_SPACING * self._save_seconds))
+        due = torch.tensor(float(self._saving - self._saved >= max(SAVE_SECONDS, SAVE_SPACING * self._save_seconds)))
         if args.world_size > 1:  # clocks differ, and all must save alike
             due = due.to(args.device)
             torch.distributed.broadcast(due, 0)

@@ -64,7 +64,7 @@ def test_the_log_says_recipe_data_and_result(run, recipe):
     assert first["recipe"]["method"] == "medusa-2"
     assert first["documents"] == 4
     assert set(first["measures"]) == {"heads", "joint"}
-    assert set(first["perplexities"]) == {"before", "after"}
+    assert set(first["speech"]) == {"before", "after"}
     assert {entry["stage"] for entry in entries} == {"heads", "joint"}
     # The recipe of the log gives the same again.
     Path("again.json").write_text(json.dumps(first["recipe"]))

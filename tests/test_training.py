@@ -1,5 +1,6 @@
 import itertools
 import json
+import math
 
 import pytest
 import torch
@@ -9,11 +10,21 @@ from treeopt.calibrate.documents import Continuation
 from treeopt.errors import HeadsError, TargetError
 from treeopt.heads import MedusaHeads
 from treeopt.targets.loading import LoadedTarget
-from treeopt.training import JointSettings, TrainingSettings, heads_stage, joint_stage, train, trainer, whole
+from treeopt.training import (
+    JointSettings,
+    TrainingSettings,
+    heads_stage,
+    joint_stage,
+    losses,
+    measuring,
+    train,
+    trainer,
+    whole,
+)
 from treeopt.training.backbone import adapted_modules, backbone_of
 from treeopt.training.heads_stage import PositionBatches
 from treeopt.training.joint_stage import DocumentBatches, Together
-from treeopt.training.measuring import measure, perplexity
+from treeopt.training.measuring import measure, speech
 from treeopt.training.samples import Sample
 
 # Checkpoints of a tiny run come faster than file times tell apart; older versions of transformers say so.
@@ -289,10 +300,10 @@ def test_medusa_2_gives_a_target_without_adapters_and_heads_that_fit_it(fresh, t
     )
     assert trained.heads.output(0) is trained.target.get_output_embeddings()
     assert trained.measures["joint"].expected_accepted > trained.measures["heads"].expected_accepted + 0.1
-    assert trained.perplexities["after"][0] < trained.perplexities["before"][0]
+    assert trained.speech["after"].text_perplexity < trained.speech["before"].text_perplexity
     # What was measured in training is what the merged pair gives.
     assert measure(trained.target, trained.heads, DOCUMENTS[::32]) == trained.measures["joint"]
-    assert perplexity(trained.target, DOCUMENTS[::32]) == trained.perplexities["after"]
+    assert speech(trained.target, DOCUMENTS[::32]) == trained.speech["after"]
     trained.target.save_pretrained(tmp_path / "target")
     trained.heads.save(tmp_path / "heads")
     loaded = LlamaForCausalLM.from_pretrained(tmp_path / "target")
@@ -469,3 +480,26 @@ def test_documents_are_cut_to_the_longest_that_is_read(fresh):
 def test_settings_that_do_not_exist_are_named(settings, message):
     with pytest.raises(HeadsError, match=message):
         settings()
+
+
+def test_perplexities_and_agreement_equal_a_plain_restatement(tiny_target, monkeypatch):
+    monkeypatch.setattr(losses, "chunk_rows", lambda vocabulary, device: 3)
+    monkeypatch.setattr(measuring, "chunk_rows", lambda vocabulary, device: 3)
+    learnt = (True, True, False, False, True, True, True)
+    samples = [Sample(Continuation(str(i), None, (1 + i, 2, 5), (3, i, 7, 8, 4, 6, i)), learnt) for i in range(3)]
+    said, prompts, agreed = [], [], []
+    for sample in samples:
+        ids = [*sample.document.prompt, *sample.document.tokens]
+        with torch.no_grad():
+            logits = tiny_target(torch.tensor([ids])).logits[0]
+        for place in range(1, len(ids)):
+            nats = -float(logits[place - 1].log_softmax(-1)[ids[place]])
+            if place >= 3 and learnt[place - 3]:
+                said.append(nats)
+                agreed.append(int(logits[place - 1].argmax()) == ids[place])
+            else:
+                prompts.append(nats)
+    found = speech(tiny_target, samples)
+    assert found.text_perplexity == pytest.approx(math.exp(sum(said) / len(said)), rel=1e-5)
+    assert found.prompts_perplexity == pytest.approx(math.exp(sum(prompts) / len(prompts)), rel=1e-5)
+    assert found.agreement == sum(agreed) / len(agreed)

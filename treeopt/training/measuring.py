@@ -13,17 +13,18 @@ from transformers import PreTrainedModel
 
 from treeopt.acceptance import AcceptanceTable
 from treeopt.calibrate.documents import Continuation
-from treeopt.calibrate.observe import RANKS_ONLY, batches, observe
+from treeopt.calibrate.observe import RANKS_ONLY, batches, chunk_rows, observe
 from treeopt.heads.medusa import MedusaHeads
 from treeopt.heads.output import OutputEmbedding
 from treeopt.optimize import best_tree
+from treeopt.products import argmax
 from treeopt.targets.forward import Forward
 from treeopt.trace import RankTrace
 from treeopt.training.joint_stage import last_states, logits_of
-from treeopt.training.losses import text_loss
+from treeopt.training.losses import Logits, text_loss
 from treeopt.training.samples import Sample, labels_of
 
-__all__ = ["MEASURED_NODES", "Measure", "as_served", "measure", "perplexity"]
+__all__ = ["MEASURED_NODES", "Measure", "Speech", "as_served", "measure", "speech"]
 
 MEASURED_NODES = 64
 MEASURED_TOKENS = 16384  # what measures is cut to so many tokens: it is done again and again
@@ -81,11 +82,27 @@ def measure(target: PreTrainedModel, heads: MedusaHeads, samples: Sequence[Sampl
     return Measure(accuracies, best_tree(table, num_nodes=MEASURED_NODES).expected_accepted)
 
 
-@torch.no_grad()
-def perplexity(target: PreTrainedModel, samples: Sequence[Sample]) -> tuple[float, float]:
-    """Return the target's perplexity of the text that it may learn, and of the prompts before it.
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """A target on held-out documents.
 
-    Prompts are text that neither the target as it was nor the trained one wrote; what frames their turns counts too.
+    Attributes
+    ----------
+    text_perplexity, prompts_perplexity : float
+        Of the text that may be learnt, and of the prompts before it: text that neither the target as it was nor the trained
+        one wrote. What frames the prompts' turns counts too.
+    agreement : float
+        At how many tokens of the text, in [0, 1], the target's greedy choice behind it is the text's.
+    """
+
+    text_perplexity: float
+    prompts_perplexity: float
+    agreement: float
+
+
+@torch.no_grad()
+def speech(target: PreTrainedModel, samples: Sequence[Sample]) -> Speech:
+    """Return how likely a target finds text and prompts, and how often it would have said the text.
 
     Parameters
     ----------
@@ -94,19 +111,25 @@ def perplexity(target: PreTrainedModel, samples: Sequence[Sample]) -> tuple[floa
     """
     forward = Forward(target)
     logits, device = logits_of(forward), forward.device
-    sums, counts = [0.0, 0.0], [0, 0]
+    sums, counts, agreed = [0.0, 0.0], [0, 0], 0
     documents = {sample.document.prompt_id: sample for sample in _first(samples)}
     for batch in batches([sample.document for sample in documents.values()], FORWARD_TOKENS):
         for document in batch:
             states, true = _every_state(forward, document)
             learnt = torch.zeros(len(true), dtype=torch.bool)
             learnt[len(document.prompt) - 1 :] = torch.tensor(documents[document.prompt_id].learnt)
-            for kind, chosen in enumerate((learnt, ~learnt)):
-                where = chosen.to(device)
-                sums[kind] += float(text_loss(logits, states[where], true[where]))
+            for kind, chosen in enumerate((learnt.to(device), ~learnt.to(device))):
+                sums[kind] += float(text_loss(logits, states[chosen], true[chosen]))
                 counts[kind] += int(chosen.sum())
-    own, prompts = (math.exp(total / max(count, 1)) for total, count in zip(sums, counts))
-    return own, prompts
+            agreed += _agreed(logits, states[learnt.to(device)], true[learnt.to(device)])
+    text, prompts = (math.exp(total / max(count, 1)) for total, count in zip(sums, counts))
+    return Speech(text, prompts, agreed / max(counts[0], 1))
+
+
+def _agreed(logits: Logits, states: torch.Tensor, true: torch.Tensor) -> int:
+    rows = chunk_rows(logits.vocabulary, states.device)
+    chunks = [slice(start, start + rows) for start in range(0, len(true), rows)]
+    return sum(int((argmax(logits.project(states[chunk])) == true[chunk]).sum()) for chunk in chunks)
 
 
 def _every_state(forward: Forward, document: Continuation) -> tuple[torch.Tensor, torch.Tensor]:

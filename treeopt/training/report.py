@@ -37,7 +37,7 @@ def summary(trained: Trained, samples: Sequence[Sample], recipe: dict[str, Any])
         "tokens": _num_learnt(samples),
         "documents_hash": samples_hash(samples),
         "measures": {stage: asdict(found) for stage, found in trained.measures.items()},
-        "perplexities": {when: {"text": own, "prompts": others} for when, (own, others) in trained.perplexities.items()},
+        "speech": {when: asdict(found) for when, found in trained.speech.items()},
         "versions": {
             "treeopt": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
             "accelerate": accelerate.__version__,
@@ -51,10 +51,14 @@ def describe(trained: Trained, samples: Sequence[Sample]) -> str:
     for stage, found in trained.measures.items():
         heads = "  ".join(f"head {head} {accuracy:.3f}" for head, accuracy in enumerate(found.accuracies))
         lines.append(f"{STAGES[stage]:>15}: {heads}  E[L] at {MEASURED_NODES} nodes {found.expected_accepted:.3f}")
-    if trained.perplexities:
-        before, after = trained.perplexities["before"], trained.perplexities["after"]
-        for what, old, new in zip(("of the text", "of the prompts"), before, after):
-            lines.append(f"the target's perplexity {what}: {old:.3f} before, {new:.3f} after ({new / old - 1:+.1%})")
+    if trained.speech:
+        before, after = trained.speech["before"], trained.speech["after"]
+        for what in ("text", "prompts"):
+            old, new = (getattr(found, f"{what}_perplexity") for found in (before, after))
+            lines.append(
+                f"the target's perplexity of the {what}: {old:.3f} before, {new:.3f} after ({new / old - 1:+.1%})"
+            )
+        lines.append(f"it would say the text's token at {before.agreement:.1%} before, {after.agreement:.1%} after")
     return "\n".join(lines)
 
 

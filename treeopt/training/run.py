@@ -19,7 +19,7 @@ from treeopt.targets.loading import LoadedTarget, fingerprint
 from treeopt.training.backbone import Backbone, backbone_of, require_trainable
 from treeopt.training.heads_stage import HeadsAlone, PositionBatches
 from treeopt.training.joint_stage import DocumentBatches, Together
-from treeopt.training.measuring import Measure, as_served, measure, perplexity
+from treeopt.training.measuring import Measure, Speech, as_served, measure, speech
 from treeopt.training.samples import Sample, held_out, samples_hash
 from treeopt.training.settings import JointSettings, TrainingSettings
 from treeopt.training.trainer import Group, Stage, run_stage
@@ -41,8 +41,8 @@ class Trained:
         The merged target of Medusa-2, in the dtype that it was given in.
     measures : dict of str to Measure
         The heads on held-out documents after each stage: heads, joint.
-    perplexities : dict of str to (float, float)
-        Of the target before and after, on held-out text of the kind that is learnt and on its prompts; empty for Medusa-1.
+    speech : dict of str to Speech
+        The target on held-out documents, before and after; empty for Medusa-1.
     log : list of dict
         Losses, rates and measures by stage and step.
     """
@@ -50,7 +50,7 @@ class Trained:
     heads: MedusaHeads
     target: PreTrainedModel | None
     measures: dict[str, Measure]
-    perplexities: dict[str, tuple[float, float]]
+    speech: dict[str, Speech]
     log: Log
 
 
@@ -105,14 +105,14 @@ def train(
     measures = {"heads": measure(target.model, trained, measuring)}
     if joint is None:
         return Trained(as_served(trained, target.model), None, measures, {}, log)
-    before = perplexity(target.model, measuring)
+    before = speech(target.model, measuring)
     dtype = target.model.dtype
     backbone = backbone_of(target.model, joint, settings.seed)
     log += run.together(trained, backbone, joint)
     merged = backbone.merged().to(dtype).eval()
     measures["joint"] = measure(merged, trained, measuring)
-    perplexities = {"before": before, "after": perplexity(merged, measuring)}
-    return Trained(as_served(trained, merged), merged, measures, perplexities, log)
+    spoken = {"before": before, "after": speech(merged, measuring)}
+    return Trained(as_served(trained, merged), merged, measures, spoken, log)
 
 
 class _Run:

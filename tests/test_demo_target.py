@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.benchmarks import pairs
 from treeopt import RankTrace, read_tree
 from treeopt.agreement import replay_disagreements, trace_of
 from treeopt.bundled import DEMO_HEADS, DEMO_PROMPTS, DEMO_TRACE, calibration_path
@@ -98,3 +99,8 @@ def test_the_committed_recipe_of_medusa_2_gives_a_pair_that_decodes_like_its_tar
     pair = ["--target", tmp_path / "out" / "target", "--heads", tmp_path / "out"]
     verified = run("verify", TREES / "demo-16.json", *pair, "--limit", 1, "--max-new-tokens", 32)
     assert verified.exit_code == 0, verified.output
+    monkeypatch.setattr(pairs, "NEW_TOKENS", 16)
+    bundled, after = pairs.main(tmp_path / "pairs.json", [tmp_path / "out"], limit=1)["pairs"]
+    assert len(bundled["top_1"]) == len(after["top_1"]) == 5
+    # One step of training changes the target's text little.
+    assert after["text_before"]["tokens_per_step"] == pytest.approx(bundled["own_text"]["tokens_per_step"], rel=0.5)

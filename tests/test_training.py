@@ -9,7 +9,16 @@ from treeopt.calibrate.documents import Continuation
 from treeopt.errors import HeadsError, TargetError
 from treeopt.heads import MedusaHeads
 from treeopt.targets.loading import LoadedTarget
-from treeopt.training import JointSettings, TrainingSettings, heads_stage, joint_stage, train, trainer, whole
+from treeopt.training import (
+    JointSettings,
+    TrainingSettings,
+    checkpoints,
+    heads_stage,
+    joint_stage,
+    train,
+    trainer,
+    whole,
+)
 from treeopt.training.backbone import adapted_modules, backbone_of
 from treeopt.training.heads_stage import PositionBatches
 from treeopt.training.joint_stage import DocumentBatches, Together
@@ -159,7 +168,7 @@ def test_a_checkpoint_that_was_not_finished_is_passed_over(fresh, tmp_path, monk
     whole_run = train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "whole")
     stopped_after(monkeypatch, 4, lambda: train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "work"))
     newest = tmp_path / "work" / "heads" / "checkpoint-4"
-    (newest / trainer.COMPLETE).unlink()
+    (newest / checkpoints.COMPLETE).unlink()
     (newest / "model.safetensors").write_bytes(b"half")
     again = train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "work")
     assert all(map(torch.equal, again.heads.state_dict().values(), whole_run.heads.state_dict().values()))

@@ -82,25 +82,33 @@ def held_out(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     return [s for i, s in enumerate(samples) if i % HELD_OUT_EVERY], list(samples[::HELD_OUT_EVERY])
 
 
-def labels_of(sample: Sample, num_heads: int) -> Tensor:
+def labels_of(sample: Sample, num_heads: int, vocabulary: int | None = None) -> Tensor:
     """Return what the state that token i came from should lead to, for every token i.
 
     Parameters
     ----------
     sample : Sample
     num_heads : int
+    vocabulary : int, optional
+        Tokens that the heads can guess, from token 0 on; all by default.
 
     Returns
     -------
     Tensor of int64, shape (tokens, 1 + num_heads)
         Column 0: token i, the target's own. Column 1 + h: token i + 1 + h, head h's. -1 where the document ends before, or
-        a token on the way is not learnt: no head guesses over a turn of the user's.
+        a token on the way is not learnt: no head guesses over a turn of the user's. A head's is -1 too where it has no
+        column for the token.
     """
+    if not sample.document.tokens:
+        return torch.empty((0, 1 + num_heads), dtype=torch.int64)
     tokens = torch.tensor(sample.document.tokens, dtype=torch.int64)
     padding = tokens.new_full((num_heads,), -1)
     given = torch.where(torch.tensor(sample.learnt, dtype=torch.bool), tokens, -1)
     rows = torch.cat([given, padding]).unfold(0, num_heads + 1, 1)
-    return torch.where((rows >= 0).cumprod(1).bool(), rows, -1)
+    labels = torch.where((rows >= 0).cumprod(1).bool(), rows, -1)
+    if vocabulary is not None:
+        labels[:, 1:][labels[:, 1:] >= vocabulary] = -1
+    return labels
 
 
 def samples_hash(samples: Sequence[Sample]) -> str:

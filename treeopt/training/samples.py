@@ -48,7 +48,7 @@ def conversations(target: LoadedTarget, prompts: Sequence[Prompt], *, max_new_to
     Raises
     ------
     PromptError
-        If a prompt has no reply.
+        If a prompt has no reply, or one of the two no tokens.
     """
     return [_conversation(target, prompt, max_new_tokens) for prompt in prompts]
 
@@ -62,7 +62,7 @@ def _conversation(target: LoadedTarget, prompt: Prompt, most: int) -> Sample:
     before = target.prompt_ids(messages)
     spans: list[tuple[int, int]] = []
     for i, message in enumerate(messages):
-        if message["role"] == "assistant":
+        if message["role"] == "assistant" and i:  # a target is never asked to speak before it has read something
             opening, reply = target.prompt_ids(messages[:i]), target.reply_ids(message["content"])
             start, end = len(opening), len(opening) + len(reply)
             if before[:start] == opening and before[start:end] == reply:
@@ -70,6 +70,8 @@ def _conversation(target: LoadedTarget, prompt: Prompt, most: int) -> Sample:
     ids = [*before, *target.reply_ids(prompt.reply)[:most]]
     spans.append((len(before), len(ids)))
     first = spans[0][0]
+    if not first or len(ids) == len(before):
+        raise PromptError(f"prompt `{prompt.id}` or its reply has no tokens; leave it out")
     learnt = [False] * (len(ids) - first)
     for start, end in spans:
         learnt[start - first : end - first] = [True] * (end - start)

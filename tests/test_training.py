@@ -13,6 +13,7 @@ from treeopt.targets.loading import LoadedTarget
 from treeopt.training import (
     JointSettings,
     TrainingSettings,
+    checkpoints,
     heads_stage,
     joint_stage,
     losses,
@@ -170,7 +171,7 @@ def test_a_checkpoint_that_was_not_finished_is_passed_over(fresh, tmp_path, monk
     whole_run = train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "whole")
     stopped_after(monkeypatch, 4, lambda: train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "work"))
     newest = tmp_path / "work" / "heads" / "checkpoint-4"
-    (newest / trainer.COMPLETE).unlink()
+    (newest / checkpoints.COMPLETE).unlink()
     (newest / "model.safetensors").write_bytes(b"half")
     again = train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "work")
     assert all(map(torch.equal, again.heads.state_dict().values(), whole_run.heads.state_dict().values()))
@@ -475,6 +476,16 @@ def test_documents_are_cut_to_the_longest_that_is_read(fresh):
         (lambda: JointSettings(backbone="all"), r"`backbone` is 'all'; use lora, full"),
         (lambda: JointSettings(ramp="cosine"), r"`ramp` is 'cosine'; use none, sine"),
         (lambda: TrainingSettings(mixed_precision="int8"), r"`mixed_precision` is 'int8'; use no, bf16, fp16"),
+        (lambda: TrainingSettings(batch_size=0), r"`batch_size` is 0; give a whole number of at least 1"),
+        (lambda: TrainingSettings(num_heads=2.5), r"`num_heads` is 2.5; give a whole number of at least 1"),
+        (lambda: TrainingSettings(accumulate=True), r"`accumulate` is True; give a whole number"),
+        (lambda: TrainingSettings(epochs=-1), r"`epochs` is -1; give a whole number of at least 0"),
+        (lambda: TrainingSettings(learning_rate=0.0), r"`learning_rate` is 0.0; give a number above 0 and finite"),
+        (lambda: TrainingSettings(weight_decay=float("nan")), r"`weight_decay` is nan; give a number at least 0"),
+        (lambda: JointSettings(max_length=1), r"`max_length` is 1; give a whole number of at least 2"),
+        (lambda: JointSettings(batch_tokens=0), r"`batch_tokens` is 0; give a whole number of at least 1"),
+        (lambda: JointSettings(heads_rate=float("inf")), r"`heads_rate` is inf; give a number above 0 and finite"),
+        (lambda: JointSettings(lora_dropout=1.0), r"`lora_dropout` is 1.0; give a number at least 0 and below 1"),
     ],
 )
 def test_settings_that_do_not_exist_are_named(settings, message):

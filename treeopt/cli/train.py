@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +47,12 @@ def train(ctx: click.Context, /, **options: Any) -> None:
     from treeopt.heads import MedusaHeads
     from treeopt.prompts import read_prompt_files
     from treeopt.targets.loading import load_target
+    from treeopt.training import require_reporter
     from treeopt.training import train as run
 
     settings, joint = _settings(options)
+    require_reporter(settings.report_to)
+    _require_writable(Path(options["output"]))
     with joined(options["device"], options["timeout"]) as processes:
         prompts = read_prompt_files(
             prompts_path(options["prompt_files"]), split=options["split"], limit=options["limit"]
@@ -83,6 +88,13 @@ def _check(ctx: click.Context, options: dict[str, Any]) -> None:
         idle = [name for name in ("num_heads", "num_layers", "own_lm_heads") if given(ctx, name)]
         if idle:
             raise click.UsageError(f"--{idle[0].replace('_', '-')} is that of fresh heads; --heads has its own")
+
+
+def _require_writable(output: Path) -> None:
+    """Refuse a directory that nothing can be written into, before hours are spent on what belongs there."""
+    if output.is_dir():
+        with tempfile.TemporaryFile(dir=output):
+            pass
 
 
 def _settings(options: dict[str, Any]) -> tuple[TrainingSettings, JointSettings | None]:
@@ -125,14 +137,15 @@ def _write(
     import torch
 
     from treeopt.files import replacing
+    from treeopt.training.checkpoints import forget
     from treeopt.training.report import summary
 
     if trained.target is not None:
-        merged = work / "target"
+        # Within the output, which may be a file system of its own: a rename does not lead out of one.
+        merged = output / ".target.part"
         shutil.rmtree(merged, ignore_errors=True)
         trained.target.save_pretrained(merged)
         target.tokenizer.save_pretrained(merged)
-        output.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(output / "target", ignore_errors=True)
         merged.replace(output / "target")
     trained.heads.save(output, dtype=torch.bfloat16)
@@ -140,7 +153,9 @@ def _write(
         lines = [summary(trained, samples, recipe), *trained.log]
         temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf8")
     for name in ("heads", "joint"):
-        shutil.rmtree(work / name, ignore_errors=True)
+        forget(work / name)
+        with suppress(OSError):  # what else reported there stays
+            (work / name).rmdir()
     for name in ("heads.safetensors", "heads.json", "training.json"):
         (work / name).unlink(missing_ok=True)
 

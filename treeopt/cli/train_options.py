@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -61,16 +62,39 @@ def _read_recipe(ctx: click.Context, param: click.Parameter, value: str | None) 
     if not isinstance(recipe, dict) or recipe.get("schema") != SCHEMA:
         raise DocumentError(f'`{value}` is no recipe; give a JSON object with "schema": "{SCHEMA}"')
     known = {
-        option.lstrip("-").replace("-", "_") for p in ctx.command.params for option in (*p.opts, *p.secondary_opts)
+        option.lstrip("-").replace("-", "_"): p
+        for p in ctx.command.params
+        for option in p.opts
+        if option.startswith("--")
     }
-    for name in recipe:
-        if name != "schema" and (name not in known or name == "recipe"):
+    for name, content in recipe.items():
+        if name == "schema":
+            continue
+        if name not in known or name == "recipe":
             raise DocumentError(f"`{value}`: `{name}` is no option of treeopt train; see treeopt train --help")
+        if (wanted := _wanted(known[name], content)) is not None:
+            raise DocumentError(f"`{value}`: `{name}` is {json.dumps(content)}; give {wanted}")
     # Values of the recipe become defaults, so that click checks them and the command line comes first.
     values: dict[str, Any] = {
         NAMES.get(str(name), str(name)): content for name, content in recipe.items() if name != "schema"
     }
     ctx.default_map = values
+
+
+def _wanted(param: click.Parameter, content: Any) -> str | None:
+    """Return what a recipe's value should be instead, where click would take another for it; click checks the rest."""
+    number = isinstance(content, (int, float)) and not isinstance(content, bool)
+    if param.multiple:
+        good = isinstance(content, list) and all(isinstance(one, str) for one in content)
+        return None if good else "a list of strings"
+    if isinstance(param, click.Option) and param.is_flag:
+        return None if isinstance(content, bool) else "true or false"
+    if isinstance(param.type, click.IntRange):
+        whole = number and content == int(content)
+        return None if whole or isinstance(content, str) else "a whole number"
+    if isinstance(param.type, click.FloatRange):
+        return None if number or isinstance(content, str) else "a number"
+    return None if isinstance(content, str) else "a string"
 
 
 def _positive(default: int, text: str, least: int = 1) -> dict[str, Any]:
@@ -132,7 +156,9 @@ OPTIONS = [
     click.option("--backbone", **_choice(["lora", "full"], "What of the target is trained.")),
     click.option("--lora-rank", **_positive(32, "")),
     click.option("--lora-alpha", **_positive(16, "")),
-    click.option("--lora-dropout", default=0.0, show_default=True, type=click.FloatRange(0, 1, max_open=True)),
+    click.option(
+        "--lora-dropout", default=0.0, show_default=True, type=click.FloatRange(0, 1, max_open=True), callback=_finite,
+    ),
     click.option(
         "--lora-modules", multiple=True, metavar="NAME",
         help="Last name of linear modules that get adapters; may be repeated.  [default: all]",

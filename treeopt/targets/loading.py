@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -49,17 +50,52 @@ class LoadedTarget:
         """Return the token ids of a chat, the opening of the assistant's turn included.
 
         Without a chat template the turns are joined by line ends.
+
+        Raises
+        ------
+        TargetError
+            If the chat template refuses them: some take no system turn, or none of the assistant's first.
         """
         if self.tokenizer.chat_template is None:
             text = "\n".join(message["content"] for message in messages) + "\n"
             return list(self.tokenizer(text)["input_ids"])
-        encoded = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
-        return list(encoded["input_ids"])
+        return _templated(self.name, self.tokenizer, messages, add_generation_prompt=True)
 
     def reply_ids(self, reply: str) -> list[int]:
-        """Return the token ids of an assistant's reply, the end-of-sequence token included."""
-        ids = list(self.tokenizer(reply, add_special_tokens=False)["input_ids"])
-        return [*ids, *sorted(eos_ids(self.model))[:1]]
+        """Return the token ids of an assistant's reply, the end-of-sequence token included.
+
+        Of several such tokens it is the one that the chat template writes there, else the tokenizer's own.
+        """
+        ids, ends = list(self.tokenizer(reply, add_special_tokens=False)["input_ids"]), eos_ids(self.model)
+        return [*ids, *([_turn_end(self.name, self.tokenizer, ends)] if len(ends) > 1 else ends)]
+
+
+def _templated(
+    name: str, tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool
+) -> list[int]:
+    try:
+        encoded = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=add_generation_prompt, return_dict=True
+        )
+    except Exception as error:  # a template raises what it likes
+        roles = ", ".join(message["role"] for message in messages) or "none"
+        raise TargetError(
+            f"the chat template of `{name}` refuses a prompt with turns of {roles} ({first_line(error)}); leave such prompts "
+            "out"
+        ) from error
+    return list(encoded["input_ids"])
+
+
+@lru_cache(maxsize=8)
+def _turn_end(name: str, tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> int:
+    """Return which end-of-sequence token closes an assistant's turn."""
+    written: list[int] = []
+    if tokenizer.chat_template is not None:
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        with suppress(TargetError):
+            written = _templated(name, tokenizer, turns, add_generation_prompt=False)
+    own = getattr(tokenizer, "eos_token_id", None)
+    return next((token for token in (*reversed(written), own) if token in ends), min(ends))
 
 
 def load_target(

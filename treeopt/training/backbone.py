@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,10 @@ class Backbone:
     ----------
     target : PreTrainedModel
         Changed in place.
+    original : PreTrainedModel, optional
+        As it was, where that is asked for.
+    dtypes : mapping of str to torch.dtype, optional
+        Of the parameters as they were; their own by default.
 
     Attributes
     ----------
@@ -36,9 +40,15 @@ class Backbone:
         Of the target.
     """
 
-    def __init__(self, target: PreTrainedModel, original: PreTrainedModel | None = None) -> None:
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        original: PreTrainedModel | None = None,
+        dtypes: Mapping[str, torch.dtype] | None = None,
+    ) -> None:
         self.target, self.forward = target, Forward(target)
         self._original = None if original is None else Forward(original)
+        self._dtypes = dict(dtypes or {})
 
     @contextmanager
     def original(self) -> Iterator[Forward]:
@@ -47,7 +57,10 @@ class Backbone:
         yield self._original
 
     def merged(self) -> PreTrainedModel:
-        """Return the trained target, nothing beside it; training is over then."""
+        """Return the trained target in the dtypes that it was given in, nothing beside it; training is over then."""
+        # One by one: the target's own `to` would round what it keeps in float32, its rotary frequencies among them.
+        for name, parameter in self.target.named_parameters():
+            parameter.data = parameter.data.to(self._dtypes.get(name, parameter.dtype))
         return self.target
 
 
@@ -65,8 +78,10 @@ class _Adapted(Backbone):
             target_modules=names,
             fan_in_fan_out=isinstance(target.get_submodule(names[0]), Conv1D),
         )
-        with warnings.catch_warnings():  # transformers deprecates what peft asks it
-            warnings.simplefilter("ignore", FutureWarning)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # transformers deprecates what peft asks it
+            # Some targets have modules of both kinds, and peft finds out by itself which is which.
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set", UserWarning)
             self._wrapped: Any = get_peft_model(target, config)
         super().__init__(target)
 
@@ -124,7 +139,8 @@ def backbone_of(target: PreTrainedModel, settings: JointSettings, seed: int = 0)
             return _Adapted(target, settings)
     original = copy.deepcopy(target).requires_grad_(False).eval() if settings.distill else None
     # Steps of a small rate are lost in the eight bits of a bfloat16.
-    return Backbone(target.float().requires_grad_(True), original)
+    dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
+    return Backbone(target.float().requires_grad_(True), original, dtypes)
 
 
 def adapted_modules(target: PreTrainedModel, wanted: tuple[str, ...]) -> list[str]:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from treeopt.calibrate.documents import Continuation
 from treeopt.calibrate.observe import batches, document_states
+from treeopt.errors import HeadsError
 from treeopt.heads.medusa import MedusaHeads
 from treeopt.targets.forward import Forward
 from treeopt.targets.loading import LoadedTarget
@@ -57,14 +58,32 @@ class PositionBatches(Dataset[Inputs]):
     num_heads : int
     size : int
         Processes that take passes in turn: each works within a group of documents of its own.
+    vocabulary : int, optional
+        Tokens that the heads can guess; all by default.
+
+    Raises
+    ------
+    HeadsError
+        If there is nothing that a head could guess.
     """
 
     def __init__(
-        self, target: LoadedTarget, samples: Sequence[Sample], settings: TrainingSettings, num_heads: int, size: int = 1
+        self,
+        target: LoadedTarget,
+        samples: Sequence[Sample],
+        settings: TrainingSettings,
+        num_heads: int,
+        size: int = 1,
+        vocabulary: int | None = None,
     ) -> None:
         self._states = _States(target, [sample.document for sample in samples])
-        self._samples, self._seed, self._num_heads = samples, settings.seed, num_heads
-        labelled = [int((labels_of(sample, num_heads)[:, 1] >= 0).sum()) for sample in samples]
+        self._samples, self._seed, self._num_heads, self._vocabulary = samples, settings.seed, num_heads, vocabulary
+        labelled = [int(_labelled(self._labels(sample)).sum()) for sample in samples]
+        if not any(labelled):
+            raise HeadsError(
+                "no document has two tokens in a row to learn, so that heads have nothing to guess; give longer replies or "
+                "a larger --max-new-tokens"
+            )
         lengths = [len(sample.document.tokens) for sample in samples]
         self._groups = [
             group for epoch in range(settings.epochs) for group in _groups(lengths, settings.seed + epoch, GROUP_TOKENS)
@@ -93,11 +112,19 @@ class PositionBatches(Dataset[Inputs]):
         """Return a group's hidden states and the heads' labels, one row a position, shuffled."""
         group = [self._samples[i] for i in self._groups[number]]
         hidden = torch.cat(self._states.of([sample.document for sample in group]))
-        labels = torch.cat([labels_of(sample, self._num_heads)[:, 1:] for sample in group])
-        labelled = (labels[:, 0] >= 0).nonzero()[:, 0]
+        labels = torch.cat([self._labels(sample) for sample in group])
+        labelled = _labelled(labels).nonzero()[:, 0]
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
         order = labelled[torch.randperm(len(labelled), generator=generator)]
         return hidden[order.to(hidden.device)], labels[order].to(hidden.device)
+
+    def _labels(self, sample: Sample) -> Tensor:
+        return labels_of(sample, self._num_heads, self._vocabulary)[:, 1:]
+
+
+def _labelled(labels: Tensor) -> Tensor:
+    """Return for each position whether some head learns from it."""
+    return (labels >= 0).any(1)
 
 
 class _States:

@@ -125,6 +125,8 @@ class DocumentBatches(Dataset[Inputs]):
     num_heads : int
     seed : int
         Of the order of the passes.
+    vocabulary : int, optional
+        Tokens that the heads can guess; all by default.
 
     Raises
     ------
@@ -133,13 +135,19 @@ class DocumentBatches(Dataset[Inputs]):
     """
 
     def __init__(
-        self, target: PreTrainedModel, samples: Sequence[Sample], settings: JointSettings, num_heads: int, seed: int
+        self,
+        target: PreTrainedModel,
+        samples: Sequence[Sample],
+        settings: JointSettings,
+        num_heads: int,
+        seed: int,
+        vocabulary: int | None = None,
     ) -> None:
         longest = min(settings.max_length, context_length(target))
         self._samples = [cut for sample in samples if (cut := _cut(sample, longest))]
         if not self._samples:
             raise HeadsError(f"no document has anything to learn within {longest} tokens; give a larger --max-length")
-        self._num_heads = num_heads
+        self._num_heads, self._vocabulary = num_heads, vocabulary
         groups = list(batches_of([sample.document.num_inputs for sample in self._samples], settings.batch_tokens))
         self._order: list[list[int]] = []
         for epoch in range(settings.epochs):
@@ -159,7 +167,7 @@ class DocumentBatches(Dataset[Inputs]):
             ids.append([*inputs, *[inputs[-1]] * (width - len(inputs))])
             first = place * width + len(document.prompt) - 1
             rows.append(torch.arange(first, first + len(document.tokens)))
-            labels.append(labels_of(sample, self._num_heads))
+            labels.append(labels_of(sample, self._num_heads, self._vocabulary))
         where, what = torch.cat(rows), torch.cat(labels)
         learnt = what[:, 0] >= 0
         return {"input_ids": torch.tensor(ids), "rows": where[learnt], "labels": what[learnt]}

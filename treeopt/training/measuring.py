@@ -142,11 +142,16 @@ def _every_state(forward: Forward, document: Continuation) -> tuple[torch.Tensor
 def as_served(heads: MedusaHeads, target: nn.Module) -> MedusaHeads:
     """Return a copy of heads in a target's dtype, reading its output embedding."""
     output = OutputEmbedding.of(target)
-    served = MedusaHeads(
-        output.module, output.hidden_size, heads.num_heads, heads.num_layers,
-        own_lm_heads=heads.lm_heads is not None, columns=heads.columns,
-    )  # fmt: skip
-    served.to(output.device, output.dtype).load_state_dict(heads.state_dict())
+    with torch.device("meta"):  # no first values: drawing them would move the generator that dropout draws from
+        served = MedusaHeads(
+            output.module, output.hidden_size, heads.num_heads, heads.num_layers,
+            own_lm_heads=heads.lm_heads is not None, columns=heads.columns,
+        )  # fmt: skip
+    copies = {
+        name: value.to(output.device, output.dtype if value.is_floating_point() else value.dtype, copy=True)
+        for name, value in heads.state_dict().items()
+    }
+    served.load_state_dict(copies, assign=True)
     return served.eval()
 
 

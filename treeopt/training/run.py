@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from treeopt.calibrate.processes import Processes
-from treeopt.errors import HeadsError
+from treeopt.errors import HeadsError, first_line
 from treeopt.files import replacing
 from treeopt.heads.medusa import MedusaHeads
 from treeopt.targets.loading import LoadedTarget, fingerprint
@@ -95,6 +95,7 @@ def train(
     learnt, measuring = held_out(samples)
     if not learnt:
         raise HeadsError(f"`{len(samples)}` documents are too few to train on; give at least 2 prompts")
+    _require_own_ids(samples)
     trained = _starting_heads(target, settings, heads)
     if joint is not None:  # what cannot be trained is refused before the heads are
         require_trainable(target.model, joint)
@@ -106,10 +107,9 @@ def train(
     if joint is None:
         return Trained(as_served(trained, target.model), None, measures, {}, log)
     before = speech(target.model, measuring)
-    dtype = target.model.dtype
     backbone = backbone_of(target.model, joint, settings.seed)
     log += run.together(trained, backbone, joint)
-    merged = backbone.merged().to(dtype).eval()
+    merged = backbone.merged().eval()
     measures["joint"] = measure(merged, trained, measuring)
     spoken = {"before": before, "after": speech(merged, measuring)}
     return Trained(as_served(trained, merged), merged, measures, spoken, log)
@@ -135,11 +135,19 @@ class _Run:
         """Train heads in place, or take what an earlier run made of them."""
         result, log_file = self.work / "heads.safetensors", self.work / "heads.json"
         if result.is_file():
-            heads.load_state_dict(load_file(result))
-            log: Log = json.loads(log_file.read_text(encoding="utf8"))
+            try:
+                heads.load_state_dict(load_file(result))
+                log: Log = json.loads(log_file.read_text(encoding="utf8"))
+            except Exception as error:  # two formats, without a common error
+                raise HeadsError(
+                    f"`{result}` or the log beside it is damaged ({first_line(error)}); delete it to go on from the last "
+                    "checkpoint"
+                ) from error
             return log
         settings = self.settings
-        items = PositionBatches(self.target, self.learnt, settings, heads.num_heads, self.processes.size)
+        items = PositionBatches(
+            self.target, self.learnt, settings, heads.num_heads, self.processes.size, heads.vocabulary
+        )
         stage = Stage(
             label="training heads",
             module=HeadsAlone(heads),
@@ -176,7 +184,7 @@ class _Run:
                 Group([p for p in target.parameters() if p.requires_grad], joint.learning_rate),
                 Group(list(heads.parameters()), joint.learning_rate * joint.heads_rate),
             ],
-            items=DocumentBatches(target, self.learnt, joint, heads.num_heads, settings.seed),
+            items=DocumentBatches(target, self.learnt, joint, heads.num_heads, settings.seed, heads.vocabulary),
             tokens=self.tokens * joint.epochs,
             accumulate=joint.accumulate,
             warmup_steps=joint.warmup_steps,
@@ -190,6 +198,15 @@ class _Run:
             advance=module.advance,
         )
         return [{"stage": "joint", **entry} for entry in run_stage(stage)]
+
+
+def _require_own_ids(samples: Sequence[Sample]) -> None:
+    """Refuse documents of one id: states and measures are kept by it."""
+    seen: set[str] = set()
+    for sample in samples:
+        if (name := sample.document.prompt_id) in seen:
+            raise HeadsError(f"two documents have the id {name!r}; give each its own")
+        seen.add(name)
 
 
 def _starting_heads(target: LoadedTarget, settings: TrainingSettings, given: MedusaHeads | None) -> MedusaHeads:

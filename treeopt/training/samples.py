@@ -48,7 +48,7 @@ def conversations(target: LoadedTarget, prompts: Sequence[Prompt], *, max_new_to
     Raises
     ------
     PromptError
-        If a prompt has no reply.
+        If a prompt has no reply, or one of the two no tokens.
     """
     return [_conversation(target, prompt, max_new_tokens) for prompt in prompts]
 
@@ -62,7 +62,7 @@ def _conversation(target: LoadedTarget, prompt: Prompt, most: int) -> Sample:
     before = target.prompt_ids(messages)
     spans: list[tuple[int, int]] = []
     for i, message in enumerate(messages):
-        if message["role"] == "assistant":
+        if message["role"] == "assistant" and i:  # a target is never asked to speak before it has read something
             opening, reply = target.prompt_ids(messages[:i]), target.reply_ids(message["content"])
             start, end = len(opening), len(opening) + len(reply)
             if before[:start] == opening and before[start:end] == reply:
@@ -70,6 +70,8 @@ def _conversation(target: LoadedTarget, prompt: Prompt, most: int) -> Sample:
     ids = [*before, *target.reply_ids(prompt.reply)[:most]]
     spans.append((len(before), len(ids)))
     first = spans[0][0]
+    if not first or len(ids) == len(before):
+        raise PromptError(f"prompt `{prompt.id}` or its reply has no tokens; leave it out")
     learnt = [False] * (len(ids) - first)
     for start, end in spans:
         learnt[start - first : end - first] = [True] * (end - start)
@@ -82,25 +84,33 @@ def held_out(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     return [s for i, s in enumerate(samples) if i % HELD_OUT_EVERY], list(samples[::HELD_OUT_EVERY])
 
 
-def labels_of(sample: Sample, num_heads: int) -> Tensor:
+def labels_of(sample: Sample, num_heads: int, vocabulary: int | None = None) -> Tensor:
     """Return what the state that token i came from should lead to, for every token i.
 
     Parameters
     ----------
     sample : Sample
     num_heads : int
+    vocabulary : int, optional
+        Tokens that the heads can guess, from token 0 on; all by default.
 
     Returns
     -------
     Tensor of int64, shape (tokens, 1 + num_heads)
         Column 0: token i, the target's own. Column 1 + h: token i + 1 + h, head h's. -1 where the document ends before, or
-        a token on the way is not learnt: no head guesses over a turn of the user's.
+        a token on the way is not learnt: no head guesses over a turn of the user's. A head's is -1 too where it has no
+        column for the token.
     """
+    if not sample.document.tokens:
+        return torch.empty((0, 1 + num_heads), dtype=torch.int64)
     tokens = torch.tensor(sample.document.tokens, dtype=torch.int64)
     padding = tokens.new_full((num_heads,), -1)
     given = torch.where(torch.tensor(sample.learnt, dtype=torch.bool), tokens, -1)
     rows = torch.cat([given, padding]).unfold(0, num_heads + 1, 1)
-    return torch.where((rows >= 0).cumprod(1).bool(), rows, -1)
+    labels = torch.where((rows >= 0).cumprod(1).bool(), rows, -1)
+    if vocabulary is not None:
+        labels[:, 1:][labels[:, 1:] >= vocabulary] = -1
+    return labels
 
 
 def samples_hash(samples: Sequence[Sample]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from treeopt.errors import HeadsError
@@ -57,6 +58,12 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         _require_one_of("mixed_precision", self.mixed_precision, PRECISIONS)
+        for name in ("num_heads", "num_layers", "batch_size", "accumulate"):
+            _require_whole(name, getattr(self, name), 1)
+        for name in ("epochs", "warmup_steps", "seed"):
+            _require_whole(name, getattr(self, name), 0)
+        _require_number("learning_rate", self.learning_rate, above=0)
+        _require_number("weight_decay", self.weight_decay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,27 @@ class JointSettings:
     def __post_init__(self) -> None:
         _require_one_of("backbone", self.backbone, BACKBONES)
         _require_one_of("ramp", self.ramp, RAMPS)
+        for name in ("epochs", "lora_rank", "lora_alpha", "batch_tokens", "accumulate"):
+            _require_whole(name, getattr(self, name), 1)
+        _require_whole("max_length", self.max_length, 2)
+        _require_whole("warmup_steps", self.warmup_steps, 0)
+        for name in ("learning_rate", "heads_rate", "heads_weight"):
+            _require_number(name, getattr(self, name), above=0)
+        _require_number("weight_decay", self.weight_decay)
+        _require_number("lora_dropout", self.lora_dropout, below=1)
+
+
+def _require_whole(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise HeadsError(f"`{name}` is {value!r}; give a whole number of at least {least}")
+
+
+def _require_number(name: str, value: float, *, above: float | None = None, below: float = math.inf) -> None:
+    """Refuse what is not in [0, below), and not beyond `above` where that is given; NaN is in no range."""
+    if not (0 <= value < below) or (above is not None and not value > above):
+        least = "at least 0" if above is None else f"above {above}"
+        most = "finite" if below == math.inf else f"below {below}"
+        raise HeadsError(f"`{name}` is {value!r}; give a number {least} and {most}")
 
 
 def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerContr
 
 from treeopt.errors import HeadsError, TargetError, first_line
 from treeopt.progress import Progress
+from treeopt.training.checkpoints import last_complete, note_complete
 
 __all__ = ["Group", "Stage", "run_stage"]
 
@@ -27,7 +27,6 @@ SAVE_SPACING = 20  # times as long as a save took pass before the next,
 SAVE_SECONDS = 10.0  # and so many seconds
 MEASURE_SPACING = 20  # the same for measuring
 LOGGED_STEPS = 100  # of a stage
-COMPLETE = "complete"  # stands in a checkpoint that was written to its end
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def run_stage(stage: Stage) -> list[dict[str, Any]]:
     )
     trainer.remove_callback(PrinterCallback)
     trainer.model_accepts_loss_kwargs = True  # losses come divided by what a whole step counts
-    checkpoint = _last_complete(stage.folder, arguments)
+    checkpoint = last_complete(stage.folder, arguments)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except Exception as error:  # reading a checkpoint has no common error
@@ -129,6 +128,10 @@ def run_stage(stage: Stage) -> list[dict[str, Any]]:
         ) from error
     finally:
         talk.close()
+    if not all(bool(parameter.isfinite().all()) for group in stage.groups for parameter in group.parameters):
+        raise HeadsError(
+            f"{stage.label} diverged: parameters are not finite; delete `{stage.folder.parent}` and give a smaller rate"
+        )
     return [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
 
 
@@ -231,13 +234,13 @@ class _Talk(TrainerCallback):  # type: ignore[misc]
         self._save_seconds = self._measure_seconds = 0.0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.begun = True
         if state.is_world_process_zero:
             self._bar = Progress(self._stage.label, total=self._num_steps, done=state.global_step, unit="steps")
             if state.global_step == 0:
                 self._measure(state)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.begun = True  # all of the checkpoint is read by then
         self._stage.advance(state.global_step / self._num_steps)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -251,7 +254,7 @@ class _Talk(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.is_world_process_zero:
-            (self._stage.folder / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+            note_complete(self._stage.folder / f"checkpoint-{state.global_step}")
         self._save_seconds = time.monotonic() - self._saving
         self._saved = time.monotonic()
 
@@ -277,17 +280,6 @@ class _Talk(TrainerCallback):  # type: ignore[misc]
         state.log_history.append({"step": state.global_step, **found.log()})
         self._measured = time.monotonic()
         self._measure_seconds = self._measured - start
-
-
-def _last_complete(folder: Path, arguments: TrainingArguments) -> str | None:
-    """Return the newest checkpoint that was written to its end; delete what was not."""
-    found = []
-    for checkpoint in folder.glob("checkpoint-*"):
-        if (checkpoint / COMPLETE).exists():
-            found.append(checkpoint)
-        elif arguments.process_index == 0:
-            shutil.rmtree(checkpoint, ignore_errors=True)
-    return str(max(found, key=lambda path: int(path.name.rsplit("-", 1)[1]))) if found else None
 
 
 def _cosine(warmup: int, total: int) -> Callable[[int], float]:

@@ -18,6 +18,7 @@ from treeopt.heads.medusa import MedusaHeads
 from treeopt.heads.output import OutputEmbedding
 from treeopt.optimize import best_tree
 from treeopt.targets.forward import Forward
+from treeopt.targets.limits import context_length
 from treeopt.trace import RankTrace
 from treeopt.training.joint_stage import last_states, logits_of
 from treeopt.training.losses import text_loss
@@ -99,8 +100,8 @@ def perplexity(target: PreTrainedModel, samples: Sequence[Sample]) -> tuple[floa
     for batch in batches([sample.document for sample in documents.values()], FORWARD_TOKENS):
         for document in batch:
             states, true = _every_state(forward, document)
-            learnt = torch.zeros(len(true), dtype=torch.bool)
-            learnt[len(document.prompt) - 1 :] = torch.tensor(documents[document.prompt_id].learnt)
+            known = [False] * (len(document.prompt) - 1) + list(documents[document.prompt_id].learnt)
+            learnt = torch.tensor(known[: len(true)], dtype=torch.bool)
             for kind, chosen in enumerate((learnt, ~learnt)):
                 where = chosen.to(device)
                 sums[kind] += float(text_loss(logits, states[where], true[where]))
@@ -110,8 +111,9 @@ def perplexity(target: PreTrainedModel, samples: Sequence[Sample]) -> tuple[floa
 
 
 def _every_state(forward: Forward, document: Continuation) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the state before each token but the first, and these tokens."""
-    ids = torch.tensor([[*document.prompt, *document.tokens]], device=forward.device)
+    """Return the state before each token but the first, and these tokens, as far as the context goes."""
+    known = [*document.prompt, *document.tokens][: context_length(forward.target) + 1]
+    ids = torch.tensor([known], device=forward.device)
     rows = torch.arange(ids.shape[1] - 1, device=forward.device)
     return last_states(forward, ids[:, :-1], rows), ids[0, 1:]
 

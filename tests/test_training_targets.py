@@ -118,3 +118,13 @@ def test_heads_that_know_fewer_tokens_than_the_target_are_trained_further(tmp_pa
     labels = DocumentBatches(trained.target, documents, JOINT, 2, 0, 40)[0]["labels"]
     assert int(labels[:, 0].max()) == 45  # the target learns it
     assert int(labels[:, 1:].max()) < 40
+
+
+def test_documents_beyond_the_context_are_measured_as_far_as_it_goes(tmp_path):
+    # GPT-2 has no position behind its last.
+    long = whole(Continuation("long", None, (1, 2), tuple(i % 40 for i in range(200))))
+    target = LoadedTarget("short", made("transposed"), None)
+    cut = whole(Continuation("long", None, (1, 2), long.document.tokens[:127]))
+    assert speech(target.model, [long]) == speech(target.model, [cut])
+    trained = train(target, [long, *DOCUMENTS], SETTINGS, tmp_path / "work", joint=JOINT)
+    assert trained.speech["after"] == speech(trained.target, [cut])

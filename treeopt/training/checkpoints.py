@@ -9,9 +9,14 @@ from transformers import TrainingArguments
 
 from treeopt.errors import HeadsError
 
-__all__ = ["COMPLETE", "forget", "last_complete", "note_complete"]
+__all__ = ["COMPLETE", "damaged", "forget", "last_complete", "note_complete"]
 
 COMPLETE = "complete"  # stands in a checkpoint that was written to its end
+
+
+def damaged(checkpoint: str | Path, reason: str) -> HeadsError:
+    """Return the error of a checkpoint that cannot be gone on from."""
+    return HeadsError(f"`{checkpoint}` is damaged ({reason}); delete it to go on from the one before")
 
 
 def note_complete(checkpoint: Path) -> None:
@@ -47,5 +52,5 @@ def last_complete(folder: Path, arguments: TrainingArguments) -> str | None:
     own = f"rng_state_{arguments.process_index}.pth" if arguments.world_size > 1 else "rng_state.pth"
     for name in ("optimizer.pt", "scheduler.pt", own):
         if not (newest / name).is_file():
-            raise HeadsError(f"`{newest}` is damaged ({name} is missing); delete it to go on from the one before")
+            raise damaged(newest, f"{name} is missing")
     return str(newest)

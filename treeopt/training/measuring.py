@@ -19,6 +19,7 @@ from treeopt.heads.output import OutputEmbedding
 from treeopt.optimize import best_tree
 from treeopt.products import argmax
 from treeopt.targets.forward import Forward
+from treeopt.targets.limits import context_length
 from treeopt.trace import RankTrace
 from treeopt.training.joint_stage import last_states, logits_of
 from treeopt.training.losses import Logits, text_loss
@@ -116,12 +117,12 @@ def speech(target: PreTrainedModel, samples: Sequence[Sample]) -> Speech:
     for batch in batches([sample.document for sample in documents.values()], FORWARD_TOKENS):
         for document in batch:
             states, true = _every_state(forward, document)
-            learnt = torch.zeros(len(true), dtype=torch.bool)
-            learnt[len(document.prompt) - 1 :] = torch.tensor(documents[document.prompt_id].learnt)
-            for kind, chosen in enumerate((learnt.to(device), ~learnt.to(device))):
+            known = [False] * (len(document.prompt) - 1) + list(documents[document.prompt_id].learnt)
+            learnt = torch.tensor(known[: len(true)], dtype=torch.bool, device=device)
+            for kind, chosen in enumerate((learnt, ~learnt)):
                 sums[kind] += float(text_loss(logits, states[chosen], true[chosen]))
                 counts[kind] += int(chosen.sum())
-            agreed += _agreed(logits, states[learnt.to(device)], true[learnt.to(device)])
+            agreed += _agreed(logits, states[learnt], true[learnt])
     text, prompts = (math.exp(total / max(count, 1)) for total, count in zip(sums, counts))
     return Speech(text, prompts, agreed / max(counts[0], 1))
 
@@ -133,8 +134,9 @@ def _agreed(logits: Logits, states: torch.Tensor, true: torch.Tensor) -> int:
 
 
 def _every_state(forward: Forward, document: Continuation) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the state before each token but the first, and these tokens."""
-    ids = torch.tensor([[*document.prompt, *document.tokens]], device=forward.device)
+    """Return the state before each token but the first, and these tokens, as far as the context goes."""
+    known = [*document.prompt, *document.tokens][: context_length(forward.target) + 1]
+    ids = torch.tensor([known], device=forward.device)
     rows = torch.arange(ids.shape[1] - 1, device=forward.device)
     return last_states(forward, ids[:, :-1], rows), ids[0, 1:]
 

@@ -17,7 +17,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerContr
 
 from treeopt.errors import HeadsError, TargetError, first_line
 from treeopt.progress import Progress
-from treeopt.training.checkpoints import last_complete, note_complete
+from treeopt.training.checkpoints import damaged, last_complete, note_complete
 
 __all__ = ["Group", "Stage", "run_stage"]
 
@@ -123,9 +123,7 @@ def run_stage(stage: Stage) -> list[dict[str, Any]]:
     except Exception as error:  # reading a checkpoint has no common error
         if checkpoint is None or talk.begun:
             raise
-        raise HeadsError(
-            f"`{checkpoint}` is damaged ({first_line(error)}); delete it to go on from the one before"
-        ) from error
+        raise damaged(checkpoint, first_line(error)) from error
     finally:
         talk.close()
     if not all(bool(parameter.isfinite().all()) for group in stage.groups for parameter in group.parameters):
@@ -178,6 +176,12 @@ class _Trainer(Trainer):  # type: ignore[misc]
         # Gradients are averaged over processes, so each divides by the mean count.
         counts = self.accelerator.reduce(counts, "mean")
         return [{**item, "counts": counts} for item in passes], int(counts.sum())
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        try:  # Trainer reads this part last, behind the beginning
+            super()._load_rng_state(checkpoint)
+        except Exception as error:
+            raise damaged(checkpoint, first_line(error)) from error
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Tensor:
         loss: Tensor = model(**inputs)["loss"]
@@ -234,13 +238,13 @@ class _Talk(TrainerCallback):  # type: ignore[misc]
         self._save_seconds = self._measure_seconds = 0.0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.begun = True
         if state.is_world_process_zero:
             self._bar = Progress(self._stage.label, total=self._num_steps, done=state.global_step, unit="steps")
             if state.global_step == 0:
                 self._measure(state)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.begun = True  # all of the checkpoint is read by then
         self._stage.advance(state.global_step / self._num_steps)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

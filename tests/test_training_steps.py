@@ -242,7 +242,7 @@ def test_layers_are_computed_again_only_when_asked(fresh):
         target, calls = fresh().model, []
         joint = JointSettings(gradient_checkpointing=asked, lora_rank=2)
         together = Together(backbone_of(target, joint), MedusaHeads.for_target(target, 1), joint).train()
-        target.model.layers[0].mlp.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        target.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         batch = DocumentBatches(target, DOCUMENTS[:3], joint, 1, 0)[0]
         together(**batch, counts=(batch["labels"] >= 0).sum(0))["loss"].backward()
         counts.append(len(calls))

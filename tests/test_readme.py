@@ -165,6 +165,39 @@ def test_the_printed_accuracies_are_those_of_the_bundled_trace():
         assert f"| {row['head']} | {' | '.join(cells)} |" in README
 
 
+def test_the_printed_results_of_medusa_2_are_those_of_the_committed_runs():
+    recipe = json.loads((ROOT / "calibration/recipes/demo_medusa2.json").read_text())
+    logs = {}
+    for name, weight in (("demo_medusa2", 0.2), ("demo_medusa2_near", 0.02)):
+        log = json.loads((ROOT / f"calibration/recipes/{name}.jsonl").read_text().splitlines()[0])
+        assert {key: log["recipe"][key] for key in recipe} == {**recipe, "heads_weight": weight}
+        logs[f"Medusa-2, λ0 {weight}"] = log["speech"]["after"]
+        logs["Medusa-1"] = log["speech"]["before"]
+    bundled, *trained = json.loads((ROOT / "tests/benchmarks/results/pairs.json").read_text())["pairs"]
+    for row in (bundled, *trained):
+        along = [
+            f"{found['tokens_per_step']:.3f} ({found['interval'][0]:.3f} … {found['interval'][1]:.3f})" if found else ""
+            for found in (row["own_text"], row.get("text_before"))
+        ]
+        said = logs[row["name"]]
+        cells = [
+            row["name"],
+            *along,
+            f"{row['distinct_4_grams']:.3f}",
+            f"{said['text_perplexity']:.3f}",
+            f"{said['prompts_perplexity']:.1f}",
+            f"{said['agreement']:.1%}",
+        ]
+        assert "| " + " | ".join(cells).replace("|  |", "| |") + " |" in README
+    for row in trained:
+        assert (
+            row["own_text"]["tokens_per_step"]
+            > row["text_before"]["tokens_per_step"]
+            > bundled["own_text"]["tokens_per_step"]
+        )
+    assert trained[0]["own_text"]["interval"][0] > bundled["own_text"]["interval"][1]
+
+
 def test_the_certificates_table_names_every_key():
     table = README.split("| in `certificate` | content |")[1].split("A reader refuses")[0]
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)}

@@ -145,8 +145,7 @@ def stopped_after(monkeypatch, count, run):
             run()
 
 
-@pytest.mark.parametrize("count", [1, 5, 9, 13, 20])
-@pytest.mark.parametrize("backbone", ["lora", "full"])
+@pytest.mark.parametrize(("count", "backbone"), [(1, "lora"), (9, "lora"), (20, "lora"), (18, "full")])
 def test_interrupted_training_goes_on_to_the_same_heads_and_target(fresh, tmp_path, monkeypatch, count, backbone):
     monkeypatch.setattr(heads_stage, "GROUP_TOKENS", 100)
     monkeypatch.setattr(trainer, "SAVE_SPACING", 0)

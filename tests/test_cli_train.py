@@ -84,6 +84,14 @@ def test_the_command_line_comes_before_the_recipe(run, recipe):
     assert not Path("out/target").exists()
 
 
+def test_a_flag_of_the_recipe_is_taken_back(run, recipe):
+    path = recipe(distill=True, own_lm_heads=True)
+    assert run("train", "--recipe", path, "--no-distill", "--no-own-lm-heads", "-o", "out").exit_code == 0
+    first = json.loads(Path("out/training.jsonl").read_text().splitlines()[0])
+    assert first["recipe"]["distill"] is first["recipe"]["own_lm_heads"] is False
+    assert not read_checkpoint("out").own_lm_heads
+
+
 @pytest.mark.parametrize(("flags", "own"), [([], False), (["--own-lm-heads"], True)])
 def test_formats_a_and_c_come_out(run, models, flags, own):
     assert (

@@ -247,3 +247,22 @@ def test_layers_are_computed_again_only_when_asked(fresh):
         together(**batch, counts=(batch["labels"] >= 0).sum(0))["loss"].backward()
         counts.append(len(calls))
     assert counts == [1, 2]
+
+
+def test_adapters_are_drawn_by_the_seed_of_the_training(fresh, tmp_path, monkeypatch):
+    from treeopt.training import run
+
+    drawn = []
+
+    def noting(target, joint, seed):
+        backbone = backbone_of(target, joint, seed)
+        drawn.append(next(p.detach().clone() for name, p in target.named_parameters() if "lora_A" in name))
+        return backbone
+
+    monkeypatch.setattr(run, "backbone_of", noting)
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        settings = TrainingSettings(num_heads=2, epochs=1, batch_size=400, seed=seed)
+        train(fresh(), DOCUMENTS, settings, tmp_path / name, joint=JOINT)
+    first, again, other = drawn
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)

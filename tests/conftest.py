@@ -61,6 +61,21 @@ def tiny_target():
     return model
 
 
+@pytest.fixture
+def fresh(tiny_target):
+    """Return a function that gives copies of the tiny target that may be spent."""
+    from transformers import LlamaForCausalLM
+
+    from treeopt.targets.loading import LoadedTarget
+
+    def make():
+        model = LlamaForCausalLM(tiny_target.config).eval()
+        model.load_state_dict(tiny_target.state_dict())
+        return LoadedTarget("tiny", model, None)
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def tiny_heads(tiny_target):
     """Return four heads of the tiny target with random blocks."""

@@ -55,6 +55,14 @@ def test_a_recipe_says_what_its_values_are(run, name, value, wanted):
     assert line.endswith(f"`recipe.json`: `{name}` is {json.dumps(value)}; give {wanted}")
 
 
+@pytest.mark.parametrize(("name", "code"), [("epochs", 1), ("learning_rate", 2)])
+def test_numbers_beyond_all_floats_are_refused_in_a_recipe(run, name, code):
+    Path("recipe.json").write_text(f'{{"schema": "treeopt.recipe/1", "{name}": 1e999}}')
+    result = run("train", "--recipe", "recipe.json", "-o", "out")
+    assert result.exit_code == code
+    assert name.replace("_", "-") in result.stderr
+
+
 @pytest.mark.parametrize("name", ["o", "h", "help", "prompt_files", "num-heads"])
 def test_a_recipe_holds_options_by_their_long_names(run, name):
     Path("recipe.json").write_text(json.dumps({"schema": "treeopt.recipe/1", name: "x"}))

@@ -207,7 +207,7 @@ def test_typical_acceptance_takes_the_likeliest_of_the_longest_passing_paths(tre
         for path in (tree.paths[found], tree.paths[node])
     ]
     assert len(tree.paths[found]) == length
-    assert likelihoods[0] >= likelihoods[1] * (1 - 1e-5)
+    assert likelihoods[0] >= likelihoods[1] * (1 - 1e-6)
     threshold = typical_threshold(entropy(rows), *thresholds)
     assert rows[found][int(accepted.bonus)] > threshold[found]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.interruption import save_every_step, stopped_after
 from treeopt.calibrate.documents import Continuation
 from treeopt.errors import HeadsError, TargetError
 from treeopt.heads import MedusaHeads
@@ -19,7 +20,6 @@ from treeopt.training import (
     losses,
     measuring,
     train,
-    trainer,
     whole,
 )
 from treeopt.training.backbone import adapted_modules, backbone_of
@@ -34,18 +34,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:mtime may not be reliable")
 DOCUMENTS = [whole(Continuation(str(i), None, (1, 2), tuple((i + j) % 13 for j in range(12)))) for i in range(40)]
 SETTINGS = TrainingSettings(num_heads=3, epochs=2, warmup_steps=2, batch_size=64)
 JOINT = JointSettings(epochs=2, learning_rate=1e-2, batch_tokens=100, warmup_steps=2, lora_rank=4, lora_alpha=8)
-
-
-@pytest.fixture
-def fresh(tiny_target):
-    """Return a copy of the tiny target that may be spent."""
-
-    def make():
-        model = LlamaForCausalLM(tiny_target.config).eval()
-        model.load_state_dict(tiny_target.state_dict())
-        return LoadedTarget("tiny", model, None)
-
-    return make
 
 
 @pytest.fixture
@@ -126,30 +114,10 @@ def test_only_the_assistants_turns_are_learnt(counting_target, tmp_path):
         assert heads(hidden[None])[0, 0].argmax(-1).tolist() == [5, 6, 5]  # behind 5, untaught, it repeats the target
 
 
-class Stopped(BaseException):
-    pass
-
-
-def stopped_after(monkeypatch, count, run):
-    """Let a run end right behind its count-th checkpoint."""
-    saved, on_save = itertools.count(1), trainer._Talk.on_save
-
-    def stopping(self, *arguments, **keywords):
-        on_save(self, *arguments, **keywords)
-        if next(saved) == count:
-            raise Stopped
-
-    with monkeypatch.context() as patched:
-        patched.setattr(trainer._Talk, "on_save", stopping)
-        with pytest.raises(Stopped):
-            run()
-
-
 @pytest.mark.parametrize(("count", "backbone"), [(1, "lora"), (9, "lora"), (20, "lora"), (18, "full")])
 def test_interrupted_training_goes_on_to_the_same_heads_and_target(fresh, tmp_path, monkeypatch, count, backbone):
     monkeypatch.setattr(heads_stage, "GROUP_TOKENS", 100)
-    monkeypatch.setattr(trainer, "SAVE_SPACING", 0)
-    monkeypatch.setattr(trainer, "SAVE_SECONDS", 0)
+    save_every_step(monkeypatch)
     joint = JointSettings(epochs=2, learning_rate=1e-2, batch_tokens=100, backbone=backbone, lora_rank=4, distill=True)
     whole_run = train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "whole", joint=joint)
     stopped_after(monkeypatch, count, lambda: train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "work", joint=joint))
@@ -165,8 +133,7 @@ def test_interrupted_training_goes_on_to_the_same_heads_and_target(fresh, tmp_pa
 
 
 def test_a_checkpoint_that_was_not_finished_is_passed_over(fresh, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "SAVE_SPACING", 0)
-    monkeypatch.setattr(trainer, "SAVE_SECONDS", 0)
+    save_every_step(monkeypatch)
     whole_run = train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "whole")
     stopped_after(monkeypatch, 4, lambda: train(fresh(), DOCUMENTS, SETTINGS, tmp_path / "work"))
     newest = tmp_path / "work" / "heads" / "checkpoint-4"

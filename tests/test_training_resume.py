@@ -1,6 +1,5 @@
 """What chance and the clock must not change in a training, and what is left of an interrupted one."""
 
-import itertools
 import json
 import shutil
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from tests.interruption import save_every_step, stopped_after
 from treeopt.calibrate.documents import Continuation
 from treeopt.errors import HeadsError
 from treeopt.targets.loading import LoadedTarget
@@ -39,27 +39,6 @@ def equal(one, two):
     return all(map(torch.equal, one.state_dict().values(), two.state_dict().values()))
 
 
-class Stopped(BaseException):
-    pass
-
-
-def stop_after(monkeypatch, count, run):
-    """Let a run end right behind its count-th checkpoint; every step has one."""
-    monkeypatch.setattr(trainer, "SAVE_SPACING", 0)
-    monkeypatch.setattr(trainer, "SAVE_SECONDS", 0)
-    saved, on_save = itertools.count(1), trainer._Talk.on_save
-
-    def stopping(self, *arguments, **keywords):
-        on_save(self, *arguments, **keywords)
-        if next(saved) == count:
-            raise Stopped
-
-    with monkeypatch.context() as patched:
-        patched.setattr(trainer._Talk, "on_save", stopping)
-        with pytest.raises(Stopped):
-            run()
-
-
 @pytest.mark.parametrize("backbone", ["lora", "full"])
 def test_dropout_is_that_of_the_seed_however_often_is_measured(dropping, tmp_path, monkeypatch, backbone):
     joint = JointSettings(
@@ -80,7 +59,8 @@ def test_dropout_is_that_of_the_seed_however_often_is_measured(dropping, tmp_pat
 @pytest.mark.parametrize("count", [2, 9, 11])
 def test_interrupted_training_goes_on_with_the_same_dropout(dropping, tmp_path, monkeypatch, count):
     whole_run = train(dropping(), DOCUMENTS, SETTINGS, tmp_path / "whole", joint=JOINT)
-    stop_after(monkeypatch, count, lambda: train(dropping(), DOCUMENTS, SETTINGS, tmp_path / "work", joint=JOINT))
+    save_every_step(monkeypatch)
+    stopped_after(monkeypatch, count, lambda: train(dropping(), DOCUMENTS, SETTINGS, tmp_path / "work", joint=JOINT))
     again = train(dropping(), DOCUMENTS, SETTINGS, tmp_path / "work", joint=JOINT)
     assert equal(again.heads, whole_run.heads)
     assert equal(again.target, whole_run.target)
@@ -90,7 +70,8 @@ def test_interrupted_training_goes_on_with_the_same_dropout(dropping, tmp_path, 
 @pytest.mark.parametrize("how", ["damaged", "missing"])
 def test_a_checkpoint_with_a_bad_or_missing_file_is_named(dropping, tmp_path, monkeypatch, name, how):
     # Trainer goes on without a missing file: with fresh moments, another rate, another dropout.
-    stop_after(monkeypatch, 3, lambda: train(dropping(), DOCUMENTS, SETTINGS, tmp_path, joint=JOINT))
+    save_every_step(monkeypatch)
+    stopped_after(monkeypatch, 3, lambda: train(dropping(), DOCUMENTS, SETTINGS, tmp_path, joint=JOINT))
     file = tmp_path / "heads" / "checkpoint-3" / name
     file.unlink()
     if how == "damaged":

@@ -27,16 +27,6 @@ JOINT = JointSettings(
 
 
 @pytest.fixture
-def fresh(tiny_target):
-    def make():
-        model = LlamaForCausalLM(tiny_target.config).eval()
-        model.load_state_dict(tiny_target.state_dict())
-        return LoadedTarget("tiny", model, None)
-
-    return make
-
-
-@pytest.fixture
 def steps(monkeypatch):
     """Note rate, decay, and the norm of the gradients of each group at every step of the optimiser."""
     noted, step = [], torch.optim.AdamW.step

@@ -21,6 +21,7 @@ from treeopt.targets.limits import context_length
 
 __all__ = [
     "OBSERVED_TOKENS",
+    "RANKS_ONLY",
     "Candidates",
     "Observation",
     "batches",

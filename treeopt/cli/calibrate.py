@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from treeopt.cli.build import LAST_CALIBRATION
-from treeopt.cli.options import WholeOrAuto, load_models, prompts_path, require_torch, seed_option, target_options
+from treeopt.cli.options import (
+    WholeOrAuto,
+    load_models,
+    prompts_option,
+    prompts_path,
+    require_torch,
+    seed_option,
+    target_options,
+    timeout_option,
+)
 
 if TYPE_CHECKING:
     from treeopt.trace import RankTrace
@@ -19,10 +28,7 @@ __all__ = ["calibrate"]
 
 @click.command()
 @target_options
-@click.option(
-    "--prompts", "prompt_files", multiple=True, type=click.Path(dir_okay=False),
-    help="Prompt file: .jsonl, ShareGPT .json or .txt; may be repeated.  [default: the bundled chat prompts]",
-)  # fmt: skip
+@prompts_option
 @click.option("--split", default="calibration", show_default=True, help="Prompts of this split; all if none is stated.")
 @click.option(
     "--continuations", type=click.Choice(["generated", "dataset"]), default="generated", show_default=True,
@@ -41,10 +47,7 @@ __all__ = ["calibrate"]
     "--temperature", default=1.0, show_default=True, type=click.FloatRange(0, 100, min_open=True),
     help="Temperature of these probabilities.",
 )  # fmt: skip
-@click.option(
-    "--timeout", default=1800, show_default=True, type=click.IntRange(1, 10**6), metavar="SECONDS",
-    help="Under torchrun: how long to wait for a process while none finishes anything.",
-)  # fmt: skip
+@timeout_option
 @seed_option
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @click.option("-o", "--output", default="trace.safetensors", show_default=True, type=click.Path(dir_okay=False))

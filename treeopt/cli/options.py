@@ -23,14 +23,19 @@ __all__ = [
     "attention_option",
     "attention_used",
     "device_map_option",
+    "device_option",
+    "dtype_option",
     "heads_path",
     "kind_of",
     "load_models",
+    "prompts_option",
     "prompts_path",
     "require_one_placement",
     "require_torch",
     "seed_option",
+    "target_option",
     "target_options",
+    "timeout_option",
 ]
 
 MAX_SEED = (1 << 32) - 1
@@ -54,6 +59,30 @@ class WholeOrAuto(click.ParamType):  # type: ignore[type-arg]  # generic since c
         return int(value)
 
 
+target_option = click.option(
+    "--target", default="demo", show_default=True, metavar="PATH_OR_ID",
+    help="A Hugging Face directory or hub id; demo is SmolLM2-135M-Instruct, fetched once.",
+)  # fmt: skip
+
+device_option = click.option(
+    "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, …; auto is cuda if there is one."
+)
+
+dtype_option = click.option(
+    "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto", show_default=True,
+    help="auto is float32 on a CPU, the checkpoint's own on a GPU.",
+)  # fmt: skip
+
+prompts_option = click.option(
+    "--prompts", "prompt_files", multiple=True, type=click.Path(dir_okay=False),
+    help="Prompt file: .jsonl, ShareGPT .json or .txt; may be repeated.  [default: the bundled chat prompts]",
+)  # fmt: skip
+
+timeout_option = click.option(
+    "--timeout", default=1800, show_default=True, type=click.IntRange(1, 10**6), metavar="SECONDS",
+    help="Under torchrun: how long to wait for a process while none finishes anything.",
+)  # fmt: skip
+
 device_map_option = click.option(
     "--device-map", type=click.Choice(["auto", "balanced", "balanced_low_0", "sequential"]),
     help="Spread a large target over all devices, as transformers does; instead of --device.",
@@ -64,21 +93,13 @@ def target_options(command: Command) -> Command:
     """Add --target, --heads, --device, --device-map and --dtype."""
     for option in reversed(
         [
-            click.option(
-                "--target", default="demo", show_default=True, metavar="PATH_OR_ID",
-                help="A Hugging Face directory or hub id; demo is SmolLM2-135M-Instruct, fetched once.",
-            ),
+            target_option,
             click.option(
                 "--heads", "heads_name", metavar="PATH_OR_ID", help="Medusa heads of the target.  [default: the demo target's]"
             ),
-            click.option(
-                "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, …; auto is cuda if there is one."
-            ),
+            device_option,
             device_map_option,
-            click.option(
-                "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",
-                show_default=True, help="auto is float32 on a CPU, the checkpoint's own on a GPU.",
-            ),
+            dtype_option,
         ]
     ):  # fmt: skip
         command = option(command)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +46,7 @@ def train(ctx: click.Context, /, **options: Any) -> None:
     from treeopt.targets.loading import load_target
     from treeopt.training import require_reporter
     from treeopt.training import train as run
+    from treeopt.training.report import write
 
     settings, joint = _settings(options)
     require_reporter(settings.report_to)
@@ -67,7 +65,7 @@ def train(ctx: click.Context, /, **options: Any) -> None:
         samples = _samples(target, prompts, work, options, processes)
         trained = run(target, samples, settings, work, joint=joint, heads=heads, processes=processes)
         if processes.rank == 0:
-            _write(trained, target, samples, Path(options["output"]), work, recipe_of(ctx))
+            write(trained, target.tokenizer, samples, Path(options["output"]), work, recipe_of(ctx))
             _say(trained, samples, options["output"])
 
 
@@ -128,36 +126,6 @@ def _samples(
         max_new_tokens=options["max_new_tokens"], batch_size=options["batch_size"],
     )  # fmt: skip
     return [whole(document) for document in documents]
-
-
-def _write(
-    trained: Trained, target: LoadedTarget, samples: list[Sample], output: Path, work: Path, recipe: dict[str, Any]
-) -> None:
-    """Write heads, target and log; each appears whole. What is left of the training itself is of no more use."""
-    import torch
-
-    from treeopt.files import replacing
-    from treeopt.training.checkpoints import forget
-    from treeopt.training.report import summary
-
-    if trained.target is not None:
-        # Within the output, which may be a file system of its own: a rename does not lead out of one.
-        merged = output / ".target.part"
-        shutil.rmtree(merged, ignore_errors=True)
-        trained.target.save_pretrained(merged)
-        target.tokenizer.save_pretrained(merged)
-        shutil.rmtree(output / "target", ignore_errors=True)
-        merged.replace(output / "target")
-    trained.heads.save(output, dtype=torch.bfloat16)
-    with replacing(output / "training.jsonl") as temporary:
-        lines = [summary(trained, samples, recipe), *trained.log]
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf8")
-    for name in ("heads", "joint"):
-        forget(work / name)
-        with suppress(OSError):  # what else reported there stays
-            (work / name).rmdir()
-    for name in ("heads.safetensors", "heads.json", "training.json"):
-        (work / name).unlink(missing_ok=True)
 
 
 def _say(trained: Trained, samples: list[Sample], output: str) -> None:

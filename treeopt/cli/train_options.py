@@ -12,7 +12,15 @@ import click
 from click.core import ParameterSource
 
 from treeopt import strictjson
-from treeopt.cli.options import MAX_SEED, device_map_option
+from treeopt.cli.options import (
+    MAX_SEED,
+    device_map_option,
+    device_option,
+    dtype_option,
+    prompts_option,
+    target_option,
+    timeout_option,
+)
 from treeopt.errors import DocumentError
 
 __all__ = ["JOINT", "SCHEMA", "given", "recipe_of", "training_options"]
@@ -90,7 +98,7 @@ def _wanted(param: click.Parameter, content: Any) -> str | None:
     if isinstance(param, click.Option) and param.is_flag:
         return None if isinstance(content, bool) else "true or false"
     if isinstance(param.type, click.IntRange):
-        whole = number and content == int(content)
+        whole = number and (isinstance(content, int) or content.is_integer())
         return None if whole or isinstance(content, str) else "a whole number"
     if isinstance(param.type, click.FloatRange):
         return None if number or isinstance(content, str) else "a number"
@@ -115,19 +123,13 @@ OPTIONS = [
         "--recipe", metavar="FILE", is_eager=True, expose_value=False, callback=_read_recipe,
         help="JSON with any of these options, - as _; the command line comes first.",
     ),
-    click.option(
-        "--target", default="demo", show_default=True, metavar="PATH_OR_ID",
-        help="A Hugging Face directory or hub id; demo is SmolLM2-135M-Instruct, fetched once.",
-    ),
+    target_option,
     click.option("--method", **_choice(["medusa-1", "medusa-2"], "Heads on a frozen target, or then both together.")),
-    click.option("--device", default="auto", show_default=True),
+    device_option,
     device_map_option,
-    click.option("--dtype", **_choice(["auto", "float32", "bfloat16", "float16"], "Of the target.")),
+    dtype_option,
     click.option("--mixed-precision", **_choice(["no", "bf16", "fp16"], "As transformers' Trainer does it.")),
-    click.option(
-        "--prompts", "prompt_files", multiple=True, type=click.Path(dir_okay=False),
-        help="Prompt file; may be repeated.  [default: the bundled chat prompts]",
-    ),
+    prompts_option,
     click.option("--split", default="train", show_default=True, help="Prompts of this split; all if none is stated."),
     click.option("--limit", type=click.IntRange(1), help="Most prompts of each file, taken evenly."),
     click.option(
@@ -168,10 +170,7 @@ OPTIONS = [
     click.option("--gradient-checkpointing/--no-gradient-checkpointing", default=False, help="Less memory, one forward more."),
     click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True, help="Seed of the order of the data."),
     click.option("--report-to", default="none", show_default=True, help="Also log to tensorboard, wandb, …, as Trainer does."),
-    click.option(
-        "--timeout", default=1800, show_default=True, type=click.IntRange(1, 10**6), metavar="SECONDS",
-        help="Under torchrun: how long to wait for a process while none finishes anything.",
-    ),
+    timeout_option,
     click.option("-o", "--output", required=True, type=click.Path(file_okay=False), help="Directory for the result."),
 ]  # fmt: skip
 

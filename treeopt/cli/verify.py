@@ -12,6 +12,7 @@ from treeopt.cli.options import (
     attention_option,
     attention_used,
     load_models,
+    prompts_option,
     prompts_path,
     require_torch,
     seed_option,
@@ -31,10 +32,7 @@ __all__ = ["verify"]
 @click.command()
 @click.argument("tree", type=click.Path(dir_okay=False))
 @target_options
-@click.option(
-    "--prompts", "prompt_files", multiple=True, type=click.Path(dir_okay=False),
-    help="Prompt file; may be repeated.  [default: the bundled chat prompts]",
-)  # fmt: skip
+@prompts_option
 @click.option("--split", default="evaluation", show_default=True, help="Prompts of this split; all if none is stated.")
 @click.option("--limit", type=click.IntRange(1), help="Decode so many prompts, spread evenly over the file.")
 @click.option("--max-new-tokens", default=128, show_default=True, type=click.IntRange(1))

@@ -144,24 +144,16 @@ class _Run:
                     "checkpoint"
                 ) from error
             return log
-        settings = self.settings
         items = PositionBatches(
-            self.target, self.learnt, settings, heads.num_heads, self.processes.size, heads.vocabulary
+            self.target, self.learnt, self.settings, heads.num_heads, self.processes.size, heads.vocabulary
         )
-        stage = Stage(
+        stage = self._stage(
+            self.settings,
             label="training heads",
             module=HeadsAlone(heads),
-            groups=[Group(list(heads.parameters()), settings.learning_rate)],
+            groups=[Group(list(heads.parameters()), self.settings.learning_rate)],
             items=items,
-            tokens=self.tokens * settings.epochs,
-            accumulate=settings.accumulate,
-            warmup_steps=settings.warmup_steps,
-            weight_decay=settings.weight_decay,
-            mixed_precision=settings.mixed_precision,
-            seed=settings.seed,
-            report_to=settings.report_to,
             folder=self.work / "heads",
-            device=self.target.model.device,
             measure=lambda: measure(self.target.model, heads, self.measuring),
         )
         log = [{"stage": "heads", **entry} for entry in run_stage(stage)]
@@ -175,29 +167,35 @@ class _Run:
 
     def together(self, heads: MedusaHeads, backbone: Backbone, joint: JointSettings) -> Log:
         """Train heads and target in place."""
-        settings, target = self.settings, backbone.target
-        module = Together(backbone, heads, joint)
-        stage = Stage(
+        target, module = backbone.target, Together(backbone, heads, joint)
+        stage = self._stage(
+            joint,
             label="training target and heads",
             module=module,
             groups=[
                 Group([p for p in target.parameters() if p.requires_grad], joint.learning_rate),
                 Group(list(heads.parameters()), joint.learning_rate * joint.heads_rate),
             ],
-            items=DocumentBatches(target, self.learnt, joint, heads.num_heads, settings.seed, heads.vocabulary),
-            tokens=self.tokens * joint.epochs,
-            accumulate=joint.accumulate,
-            warmup_steps=joint.warmup_steps,
-            weight_decay=joint.weight_decay,
-            mixed_precision=settings.mixed_precision,
-            seed=settings.seed,
-            report_to=settings.report_to,
+            items=DocumentBatches(target, self.learnt, joint, heads.num_heads, self.settings.seed, heads.vocabulary),
             folder=self.work / "joint",
-            device=target.device,
             measure=lambda: measure(target, heads, self.measuring),
             advance=module.advance,
         )
         return [{"stage": "joint", **entry} for entry in run_stage(stage)]
+
+    def _stage(self, own: TrainingSettings | JointSettings, **parts: Any) -> Stage:
+        """Return a stage of these parts, the rest of it as its own and the common settings say."""
+        return Stage(
+            tokens=self.tokens * own.epochs,
+            accumulate=own.accumulate,
+            warmup_steps=own.warmup_steps,
+            weight_decay=own.weight_decay,
+            mixed_precision=self.settings.mixed_precision,
+            seed=self.settings.seed,
+            report_to=self.settings.report_to,
+            device=self.target.model.device,
+            **parts,
+        )
 
 
 def _require_own_ids(samples: Sequence[Sample]) -> None:
